@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import importlib.util
+import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,33 +21,61 @@ from fuser.command import bench, cache, demo, doctor, show
 from fuser.command.bisect import bisect
 from fuser.config import SETTINGS
 from fuser.cpu.backend import find_compiler
-from fuser.errors import FuserError
+from fuser.dtypes import DTYPES
+from fuser.errors import DeviceError, FuserError, suggest
 from fuser.python_launcher import PythonLauncher
 
 BOLD, RED, GREEN, YELLOW = 1, 31, 32, 33
+# As shells have it of a program that SIGINT ends.
+INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m fuser", description=__doc__)
+    """Run the command line; return the exit status: 1 if something is wrong, 130 if Ctrl-C came.
+
+    Raises:
+        BrokenPipeError: nobody reads what is printed any more.
+    """
+    options = _make_parser().parse_args(arguments)
+    run: Callable[[argparse.Namespace], int] = options.run
+    try:
+        return run(options)
+    except BrokenPipeError:
+        raise
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    # Of torch there are those of its allocators.
+    except (FuserError, OSError, ImportError, ValueError, RuntimeError) as error:
+        is_of_file = isinstance(error, OSError) and error.filename is not None and not isinstance(error, FuserError)
+        print(f"{error.filename}: {error.strerror}" if is_of_file else error, file=sys.stderr)  # type: ignore[union-attr]
+        return 1
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m fuser", description=__doc__.replace("``", ""))
     commands = parser.add_subparsers(dest="command", required=True)
     shown = commands.add_parser("demo", help="run four functors as one launch, beside eager torch")
+    shown.set_defaults(run=show_demo)
     shown.add_argument("--device", choices=("cpu", "cuda"), default=None)
-    shown.add_argument("--size", type=int, default=None, metavar="N", help="elements of a tensor")
-    commands.add_parser("info", help="show versions, compilers and settings")
-    commands.add_parser("doctor", help="try compilers, devices and the cache for real, and say how to mend them")
+    shown.add_argument("--size", type=_read_count, default=None, metavar="N", help="elements of a tensor")
+    commands.add_parser("info", help="show versions, compilers and settings").set_defaults(run=show_info)
+    tried = commands.add_parser("doctor", help="try compilers, devices and the cache, and say how to mend them")
+    tried.set_defaults(run=show_findings)
     kept = commands.add_parser("cache", help="show or remove what is kept between processes")
+    kept.set_defaults(run=show_cache)
     kept.add_argument("action", choices=cache.ACTIONS)
-    for name, text in (
-        ("check", "parse and compile a functor file"),
-        ("emit", "print the kernel of a functor file"),
-        ("show", "print its kernel and derivative, the registers they take, and their machine code"),
-        ("bench", "time it beside a copy, its eager version and jiterator"),
+    for name, run, text in (
+        ("check", run_check, "parse and compile a functor file"),
+        ("emit", run_emit, "print the kernel of a functor file"),
+        ("show", run_show, "print its kernel and derivative, the registers they take, and their machine code"),
+        ("bench", run_bench, "time it beside a copy, its eager version and jiterator"),
     ):
         command = commands.add_parser(name, help=text)
+        command.set_defaults(run=run)
         command.add_argument("file", type=Path, help="a file with one functor text")
         command.add_argument("--scalar", action="append", default=[], help="name of a scalar parameter; repeatable")
-        command.add_argument("--outputs", type=int, default=1, help="number of outputs")
+        command.add_argument("--outputs", type=int, default=1, help="number of outputs (T&)")
         command.add_argument("--device", choices=("cpu", "cuda"), default=None)
         if name == "show":
             command.add_argument("--dtype", type=_read_dtype, default=torch.float32, help="of its tensors")
@@ -50,53 +83,71 @@ def main(arguments: Sequence[str] | None = None) -> int:
             command.add_argument("--assembly", action="store_true", help="show machine code, too")
         if name == "bench":
             command.add_argument("--dtype", nargs="+", type=_read_dtype, default=[torch.float32, torch.bfloat16])
-            command.add_argument("--sizes", nargs="+", type=int, default=[2**10, 2**16, 2**22, 2**25], metavar="N")
-            command.add_argument("--seconds", type=float, default=0.2, help="for one measurement (0.2)")
+            sizes = [2**10, 2**16, 2**22, 2**25]
+            command.add_argument("--sizes", nargs="+", type=_read_count, default=sizes, metavar="N")
+            command.add_argument("--seconds", type=_read_seconds, default=0.2, help="for one measurement (0.2)")
             command.add_argument("--json", type=Path, help="a file to write the figures to")
             command.add_argument("--plot", type=Path, help="a file to draw them in (needs matplotlib)")
     command = commands.add_parser("bisect", help="find the fusion group that makes a script fail")
+    command.set_defaults(run=find_culprit)
     command.add_argument("--folder", type=Path, default=Path("fuser_bisect"), help="where to write what was found")
-    command.add_argument("script", nargs=argparse.REMAINDER, help="a script that fails when it is wrong; its arguments")
-    options = parser.parse_args(arguments)
-    if options.command == "info":
-        return show_info()
-    if options.command == "doctor":
-        return show_findings()
-    if options.command == "bisect":
-        return find_culprit(options.script, options.folder)
-    try:
-        if options.command == "demo":
-            device = options.device or _default_device()
-            for line in demo.run(device, options.size or demo.SIZE[device]):
-                print(_paint(line[2:], BOLD) if line.startswith("# ") else line, flush=True)
-            return 0
-        if options.command == "cache":
-            for line in cache.run(options.action):
-                print(line)
-            return 0
-        function = fuser.jit_fn(options.file.read_text(), num_outputs=options.outputs, scalars=options.scalar)
-        if options.command == "check":
-            function.check(device=options.device)
-            print(f"{function.function.functor.signature()} compiles")
-        elif options.command == "emit":
-            print(emit(function, options.device))
-        elif options.command == "bench":
-            run_bench(function, options)
-        else:
-            device = options.device or _default_device()
-            for section in show.show(function, device, options.dtype, options.target, assembly=options.assembly):
-                print(section, flush=True)
-    except BrokenPipeError:
-        raise
-    except (FuserError, OSError, ImportError, UnicodeDecodeError) as error:
-        print(error, file=sys.stderr)
-        return 1
+    command.add_argument("script", type=Path, help="a script that fails when it is wrong")
+    rest = command.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's arguments")
+    # argparse would name it among what is missing.
+    rest.required = False
+    return parser
+
+
+def show_demo(options: argparse.Namespace) -> int:
+    """Run the demo, and print what it says as it comes."""
+    device = _find_device(options.device)
+    for line in demo.run(device, options.size or demo.SIZE[device]):
+        print(_paint(line[2:], BOLD) if line.startswith("# ") else line, flush=True)
     return 0
 
 
-def run_bench(function: fuser.JitFunction, options: argparse.Namespace) -> None:
+def show_cache(options: argparse.Namespace) -> int:
+    """Print what is kept on disk, or remove it."""
+    for line in cache.run(options.action):
+        print(line)
+    return 0
+
+
+def run_check(options: argparse.Namespace) -> int:
+    """Parse and compile the functor, and print how it is called."""
+    function = _read_functor(options)
+    function.check(device=options.device)
+    print(f"{function.function.functor.signature()} compiles")
+    return 0
+
+
+def run_emit(options: argparse.Namespace) -> int:
+    """Print the kernel text of the functor for contiguous float32 tensors."""
+    function = _read_functor(options)
+    functor = function.function.functor
+    inputs = [*(torch.empty(2, 2, device="meta") for _ in functor.tensors), *(1.0 for _ in functor.scalars)]
+    group = function.spec(len(functor.tensors)).group
+    print(fuser.debug_get_fused_kernel_code(group, inputs, device=options.device or _default_device()))
+    return 0
+
+
+def run_show(options: argparse.Namespace) -> int:
+    """Print the functor's kernel, that of its derivative, and what they take."""
+    function, device = _read_functor(options), options.device or _default_device()
+    for section in show.show(function, device, options.dtype, options.target, assembly=options.assembly):
+        print(section, flush=True)
+    return 0
+
+
+def run_bench(options: argparse.Namespace) -> int:
     """Print a table as it comes, and write what was asked for."""
-    device, rows = options.device or _default_device(), list[bench.Row]()
+    function, device, rows = _read_functor(options), _find_device(options.device), list[bench.Row]()
+    # What cannot be written is said before it is measured.
+    for path in (options.json, options.plot):
+        if path is not None and not path.parent.is_dir():
+            raise FileNotFoundError(errno.ENOENT, "no such folder", str(path.parent))
+    if options.plot is not None and importlib.util.find_spec("matplotlib") is None:
+        raise ImportError("--plot needs matplotlib: pip install matplotlib")
 
     def keep() -> Iterator[bench.Row]:
         for row in bench.measure(function, device, options.dtype, options.sizes, options.seconds):
@@ -109,15 +160,12 @@ def run_bench(function: fuser.JitFunction, options: argparse.Namespace) -> None:
         bench.write_json(rows, function.function.functor.source, device, options.json)
     if options.plot is not None:
         bench.plot(rows, options.plot)
+    return 0
 
 
-def find_culprit(command: Sequence[str], folder: Path) -> int:
+def find_culprit(options: argparse.Namespace) -> int:
     """Print the group that makes a script fail; return 1 if there is none."""
-    try:
-        found = bisect(command, folder)
-    except (ValueError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 1
+    found = bisect([str(options.script), *options.arguments], options.folder)
     if found is None:
         print("the script does not fail")
         return 1
@@ -127,12 +175,19 @@ def find_culprit(command: Sequence[str], folder: Path) -> int:
     return 0
 
 
-def emit(function: fuser.JitFunction, device: str | None) -> str:
-    """Return the kernel text of a functor for contiguous float32 tensors."""
-    functor = function.function.functor
-    inputs = [*(torch.empty(2, 2, device="meta") for _ in functor.tensors), *(1.0 for _ in functor.scalars)]
-    group = function.spec(len(functor.tensors)).group
-    return fuser.debug_get_fused_kernel_code(group, inputs, device=device or _default_device())
+def _read_functor(options: argparse.Namespace) -> fuser.JitFunction:
+    try:
+        text = options.file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{options.file}: no text: {error}") from None
+    return fuser.jit_fn(text, num_outputs=options.outputs, scalars=options.scalar)
+
+
+def _find_device(name: str | None) -> str:
+    # Where something runs.
+    if name == "cuda" and not torch.cuda.is_available():
+        raise DeviceError("torch finds no CUDA device")
+    return name or _default_device()
 
 
 def _paint(text: str, colour: int) -> str:
@@ -149,10 +204,28 @@ def _read_dtype(name: str) -> torch.dtype:
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise argparse.ArgumentTypeError(f"torch has no dtype {name!r}")
+    if dtype not in DTYPES:
+        raise argparse.ArgumentTypeError(f"functors do not compute in {name}")
     return dtype
 
 
-def show_findings() -> int:
+def _read_count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"a whole number above 0 is wanted, got {text!r}")
+    return int(text)
+
+
+def _read_seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"a time above 0 is wanted, got {text!r}")
+    return seconds
+
+
+def show_findings(options: argparse.Namespace) -> int:  # noqa: ARG001 - as the others
     """Try everything, print what comes of it as it comes, and return 1 if something that is there does not work."""
     is_broken = False
     for finding in doctor.examine():
@@ -161,7 +234,7 @@ def show_findings() -> int:
     return int(is_broken)
 
 
-def show_info() -> int:
+def show_info(options: argparse.Namespace) -> int:  # noqa: ARG001 - as the others
     """Print versions, compilers and the settings that are not as they come: what a bug report needs."""
     print(f"fuser {fuser.__version__}, torch {torch.__version__}, Python {sys.version.split()[0]}")
     print(f"installed in: {Path(fuser.__file__).parent}")
@@ -176,16 +249,31 @@ def show_info() -> int:
     values = [(item.name, getattr(fuser.config, item.name), item.default) for item in SETTINGS]
     changed = [f"{name}={value!r}" for name, value, default in values if value != default]
     print(f"settings: {', '.join(changed) or 'all as they come'}")
+    known = {item.env for item in SETTINGS}
+    for name in sorted(os.environ):
+        if name.startswith("FUSER_") and name not in known:
+            print(f"no setting: {name} in the environment{suggest(name, known)}")
     return 0
 
 
+def _say_plainly(message: Warning | str, *_: Any, **__: Any) -> str:
+    # Where in this program it was said is nothing to its user.
+    return f"{message}\n"
+
+
 if __name__ == "__main__":
+    warnings.formatwarning = _say_plainly
     try:
-        status = main()
-        sys.stdout.flush()
+        try:
+            status = main()
+        except SystemExit as end:
+            # argparse's, of --help and of a wrong command line.
+            status = int(end.code or 0)
+        # It is None where it was closed beforehand.
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            stream.flush()
     except BrokenPipeError:
         # ``| head`` has read enough.
         status = 0
-    sys.stderr.flush()
     # Nothing is left to do, and the interpreter would take up to a second to take torch's modules apart.
     os._exit(status)

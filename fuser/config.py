@@ -6,8 +6,10 @@ every kernel key that comes from settings (those with ``changes_code``).
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import math
+import operator
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -58,19 +60,22 @@ def parse_bool(value: Any) -> bool:
 
 def parse_optional_int(value: Any) -> int | None:
     """Accept a non-negative integer, or None (an empty text)."""
-    if value is None or value == "":
-        return None
-    number = int(value)
-    if number < 0:
-        raise ValueError("must be 0 or more")
-    return number
+    return None if value is None or value == "" else _parse_int(value, 0)
 
 
 def parse_positive_int(value: Any) -> int:
     """Accept an integer of 1 or more."""
-    number = int(value)
-    if number < 1:
-        raise ValueError("must be 1 or more")
+    return _parse_int(value, 1)
+
+
+def _parse_int(value: Any, least: int) -> int:
+    try:
+        # Not int(), which cuts what is behind the point.
+        number = int(value) if isinstance(value, str) else operator.index(value)
+    except (ValueError, TypeError):
+        number = least - 1
+    if number < least:
+        raise ValueError(f"must be an integer of {least} or more")
     return number
 
 
@@ -324,7 +329,9 @@ class Config:
     if not TYPE_CHECKING:  # mypy then knows that there are no others
 
         def __getattr__(self, name: str) -> Any:
-            raise AttributeError(f"fuser.config has no setting {name!r}; it has {', '.join(_TABLE)}")
+            near = difflib.get_close_matches(name, _TABLE, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise AttributeError(f"fuser.config has no setting {name!r}; it has {', '.join(_TABLE)}{hint}")
 
         def __setattr__(self, name: str, value: Any) -> None:
             if name not in _TABLE:
@@ -365,6 +372,10 @@ class Config:
         """
         names = [setting.name for setting in SETTINGS if setting.changes_code]
         return tuple((name, others.get(name, getattr(self, name))) for name in names)
+
+    def __dir__(self) -> list[str]:
+        # What is for users: the rest serves other stages.
+        return [*(name for name in super().__dir__() if name.startswith("__")), *_TABLE, "patch"]
 
     def __repr__(self) -> str:
         return f"Config({', '.join(f'{name}={getattr(self, name)!r}' for name in _TABLE)})"

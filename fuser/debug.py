@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class GroupReport:
     """One fusion group, and what it becomes for the given inputs."""
 
@@ -56,10 +56,14 @@ class GroupReport:
     # What keeps functors of it from running there: name, and line, column and construct.
     obstacles: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        # Texts of kernels are long.
+        return f"<fuser.GroupReport {self.group!r}, {len(self.kernels)} kernels>"
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Explanation:
-    """What ``explain`` found. Print it for a summary."""
+    """What ``explain`` found, which prints as a summary."""
 
     groups: tuple[GroupReport, ...]
     # Node name and why it is in no group.
@@ -92,6 +96,9 @@ class Explanation:
             lines.append(f"not fused: {name}: {reason}{moved}")
         return "\n".join(lines) or "nothing to fuse"
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def svg(self) -> str:
         """Return a picture of the graph: groups orange, other operators grey, the lighter ones move no bytes."""
         if self.module is None:
@@ -119,7 +126,7 @@ class Explanation:
         return draw_graph(boxes, self.kind or "graph")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class CompiledExplanation:
     """What ``explain`` found of a compiled model: each graph, in the order in which it was compiled."""
 
@@ -128,6 +135,9 @@ class CompiledExplanation:
     def __str__(self) -> str:
         """All of them."""
         return "\n\n".join(map(str, self.graphs))
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 def debug_get_fused_kernel_code(group: FusionGroup, inputs: Sequence[Any], device: str | None = None) -> str:
@@ -142,8 +152,11 @@ def debug_get_fused_kernel_code(group: FusionGroup, inputs: Sequence[Any], devic
         The text; several kernels (outputs of different shapes) one after another.
 
     Raises:
+        ArgumentError: there is no such device.
         UnsupportedError: the group is not fused for these inputs; says why.
     """
+    if str(device or "cpu").partition(":")[0] not in ("cpu", "cuda"):
+        raise ArgumentError(f'device must be "cpu" or "cuda", got {device!r}')
     return "\n".join(source.text for source in kernel_sources(register(group), group.fill_inputs(inputs), device))
 
 

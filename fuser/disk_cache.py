@@ -175,7 +175,13 @@ def save_cache(path: str | os.PathLike[str]) -> int:
             raise CacheError(f"a kernel of this process is not in the cache any more: {error}") from error
         parts += (HEAD.pack(wanted.encode(), len(payload)), payload)
     saved = b"".join(parts)
-    _replace(Path(path), saved + hashlib.sha256(saved).digest(), None)
+    try:
+        _replace(Path(path), saved + hashlib.sha256(saved).digest(), None)
+    except OSError as error:
+        if is_of_signal_handler(error):
+            raise
+        # It is about a file beside it, which the caller did not name.
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
     return len(used)
 
 

@@ -43,6 +43,11 @@ __all__ = [
     "UntranslatableError",
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 # A compiler that meets one bad template can print pages; a reader needs the first messages only.
 MAX_MESSAGE_LINES = 20
 

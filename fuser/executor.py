@@ -38,6 +38,7 @@ from fuser.tensor_desc import (
     follows_default_dtype,
     input_specs,
     name_input,
+    names_of,
     read_number,
     value_layouts,
 )
@@ -94,15 +95,15 @@ def run_planned(
             results = run_fallback(spec, inputs, plan.fallback_reason, out, is_expected=plan.is_expected)
             return results, plan if plan.is_expected and out is None else None
         results = run_around(spec, plan.obstacle, inputs, _replay)
-        return (results, plan) if out is None else (finish_out(out, results, inputs), None)
+        return (results, plan) if out is None else (finish_out(out, results, names_of(spec.group), inputs), None)
     if out is not None:
-        is_resized, is_direct = check_out(plan.outputs, out, inputs)
+        is_resized, is_direct = check_out(plan.outputs, out, inputs, names_of(spec.group))
         # Neither a step nor a pass over a row may write what a later one reads.
         is_apart = not (spec.group.has_reduction or spec.group.arranges) or not any(
             torch._C._overlaps(item, given) for item in out for given in inputs if isinstance(given, torch.Tensor)
         )
         if not is_direct or not is_apart or len(plan.steps) > 1:
-            return finish_out(out, run_plain(spec, inputs)), None
+            return finish_out(out, run_plain(spec, inputs), names_of(spec.group)), None
         if is_resized:
             # Strides are other ones than those planned for.
             return run_plain(spec, inputs, out), None
@@ -380,4 +381,4 @@ def run_fallback(
         counters.count("kept")
     else:
         counters.count_fallback(reason)
-    return results if out is None else finish_out(out, results)
+    return results if out is None else finish_out(out, results, names_of(spec.group))

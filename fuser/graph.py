@@ -401,7 +401,13 @@ class GroupBuilder:
     def apply(
         self, function: Function, tensors: Sequence[int], scalars: Sequence[int] = (), name: str = ""
     ) -> tuple[int, ...]:
-        """Apply a function to handles; return one handle per output."""
+        """Apply a function to handles; return one handle per output.
+
+        Raises:
+            ArgumentError: it is no Function; of a functor that is ``fn.function``.
+        """
+        if not isinstance(function, Function):
+            raise ArgumentError(f"a Function is wanted, such as a functor's fn.function, got {describe_type(function)}")
         self._applications.append(Application(function, tuple(tensors), tuple(scalars), name))
         first = len(self._handles)
         index = len(self._applications) - 1

@@ -15,6 +15,8 @@ _NAMES = {
     "relu": "write x > 0 ? x : T(0)",
     "silu": "write x / (1 + exp(-x))",
 }
+_ELEMENT = "a parameter is the value of one element, and has no others"
+_OF_ONE_TYPE = {"max": "std::max(x, T(0))", "min": "std::min(x, T(0))", "clamp": "std::clamp(x, T(0), T(1))"}
 _OPERATORS = {"%": "fmod(a, b) is the remainder of floats", "^": "pow(a, b) is the power"}
 
 
@@ -29,4 +31,8 @@ def find_hint(line: str, column: int, message: str) -> str:
         found = "pow(a, b) is the power"
     elif re.search("operator|integral", message) and (operator := re.match(r"(?:\w+\s*)?([%^])", rest)):
         found = _OPERATORS[operator[1]]
+    elif called := re.search(r"no (?:matching|instance of) function.*\b(max|min|clamp)\b", message):
+        found = f"it takes one type: {_OF_ONE_TYPE[called[1]]}"
+    elif re.search("subscripted|pointer-to-object", message):
+        found = _ELEMENT
     return f"; {found}" if found else ""

@@ -9,7 +9,7 @@ import torch
 
 from fuser import compiler, executor, planner, route
 from fuser.config import config
-from fuser.errors import GroupError, shows_users_frames
+from fuser.errors import ArgumentError, GroupError, describe_type, shows_users_frames
 from fuser.graph import FusionGroup
 from fuser.kernel_cache import compiled_kernel_count
 from fuser.kernel_spec import KernelSpec
@@ -87,6 +87,8 @@ def autotune(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> TuningReport:
     Raises:
         As ``fn``.
     """
+    if not callable(fn):
+        raise ArgumentError(f"autotune takes what launches kernels, such as a fused function; got {describe_type(fn)}")
     return tune(lambda: fn(*args, **kwargs))
 
 
@@ -102,12 +104,19 @@ def can_fuse_on_gpu() -> bool:
 
 def override_can_fuse_on_cpu(value: bool) -> bool:
     """Switch fusion on CPU tensors on or off; return the former value."""
-    return executor.set_can_fuse("cpu", value)
+    return _switch("cpu", value)
 
 
 def override_can_fuse_on_gpu(value: bool) -> bool:
     """Switch fusion on CUDA tensors on or off; return the former value."""
-    return executor.set_can_fuse("cuda", value)
+    return _switch("cuda", value)
+
+
+def _switch(device_type: str, value: bool) -> bool:
+    # A text such as "no" would switch it on.
+    if not isinstance(value, bool):
+        raise ArgumentError(f"fusion is switched by a bool, got {describe_type(value)}")
+    return executor.set_can_fuse(device_type, value)
 
 
 def clear_failures() -> None:

@@ -14,18 +14,22 @@ from fuser.layout import Shape, Strides
 __all__ = ["check_kinds", "check_out", "finish_out", "finish_traced_out", "unusual_kind"]
 
 
-def check_kinds(out: Sequence[Any]) -> None:
+def check_kinds(out: Sequence[Any], taker: str) -> None:
     """Check that ``out=`` is made of tensors that have memory to write to.
+
+    Args:
+        out: what was given.
+        taker: what is called, for messages that are not torch's.
 
     Raises:
         ArgumentError: no tensor. ShapeError: a sparse, quantized, nested or zero one, or one of inference mode outside.
     """
     for item in out:
         if not isinstance(item, torch.Tensor):
-            raise ArgumentError(f"out= takes tensors, got {describe_type(item)}")
+            raise ArgumentError(f"{taker}: out= takes tensors, got {describe_type(item)}")
         kind = unusual_kind(item)
         if kind:
-            raise ShapeError(f"out= takes strided tensors, got a {kind} tensor")
+            raise ShapeError(f"{taker}: out= takes strided tensors, got a {kind} tensor")
         if item.is_inference() and not torch.is_inference_mode_enabled():
             raise ShapeError(
                 "Inplace update to inference tensor outside InferenceMode is not allowed. You can make a clone to get "
@@ -51,9 +55,14 @@ def unusual_kind(tensor: torch.Tensor) -> str:
 
 
 def check_out(
-    planned: Sequence[tuple[Shape, Strides, torch.dtype]], out: Sequence[torch.Tensor], inputs: Sequence[Any]
+    planned: Sequence[tuple[Shape, Strides, torch.dtype]],
+    out: Sequence[torch.Tensor],
+    inputs: Sequence[Any],
+    taker: str,
 ) -> tuple[bool, bool]:
     """Check ``out=`` tensors against the planned outputs and the inputs, in torch's order; then resize them.
+
+    ``taker`` is what is called, for messages that are not torch's.
 
     Returns:
         Whether a tensor was resized, and whether the kernel can write to all of them directly (else it writes to new
@@ -64,10 +73,10 @@ def check_out(
         GradientError: one requires grad.
     """
     if len(out) != len(planned):
-        raise ArgumentError(f"out= has {len(out)} tensors for {len(planned)} outputs")
+        raise ArgumentError(f"{taker}: out= has {len(out)} tensors for {len(planned)} outputs")
     tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
     for index, tensor in enumerate(out):
-        _check_memory(tensor, tensors, out[:index])
+        _check_memory(tensor, tensors, out[:index], taker)
     for tensor, (shape, _, dtype) in zip(out, planned, strict=True):
         if tuple(tensor.shape) != shape and any(tensor is item for item in tensors):
             raise ShapeError(f"output with shape {list(tensor.shape)} doesn't match the broadcast shape {list(shape)}")
@@ -94,10 +103,10 @@ def check_out(
 
 
 def finish_out(
-    out: Sequence[torch.Tensor], results: Sequence[torch.Tensor], inputs: Sequence[Any] = ()
+    out: Sequence[torch.Tensor], results: Sequence[torch.Tensor], taker: str, inputs: Sequence[Any] = ()
 ) -> list[torch.Tensor]:
     """Copy results of ``inputs`` to ``out=`` tensors, resized and cast; return the ``out`` tensors."""
-    check_out([(tuple(item.shape), item.stride(), item.dtype) for item in results], out, inputs)
+    check_out([(tuple(item.shape), item.stride(), item.dtype) for item in results], out, inputs, taker)
     for tensor, result in zip(out, results, strict=True):
         tensor.copy_(result)
     return list(out)
@@ -139,13 +148,15 @@ def _resize(tensor: torch.Tensor, shape: Shape, strides: Strides) -> None:
 
 
 def _check_memory(
-    written: torch.Tensor, inputs: Sequence[torch.Tensor], written_before: Sequence[torch.Tensor]
+    written: torch.Tensor, inputs: Sequence[torch.Tensor], written_before: Sequence[torch.Tensor], taker: str
 ) -> None:
     if written.requires_grad and torch.is_grad_enabled():
-        raise GradientError("out= does not support automatic differentiation, but an out= tensor requires grad")
+        raise GradientError(
+            f"{taker}: out= does not support automatic differentiation, but an out= tensor requires grad"
+        )
     for other in (*inputs, *written_before):
         if written.device != other.device and other.dim():
-            raise DeviceError(f"out= is on {written.device}, but an input is on {other.device}")
+            raise DeviceError(f"{taker}: out= is on {written.device}, but an input is on {other.device}")
     if torch._debug_has_internal_overlap(written) == 1:
         raise ShapeError(
             "unsupported operation: more than one element of the written-to tensor refers to a single memory "

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fuser.errors import ArgumentError, GradientError
+from fuser.errors import ArgumentError, GradientError, describe_type
 from fuser.jit_function import JitFunction
 
 __all__ = ["DifferentiableFunction", "differentiable"]
@@ -43,6 +43,14 @@ def differentiable(
     Raises:
         ArgumentError: the functors do not fit together, or a name or slot is unknown.
     """
+    for name, function in (("forward", forward), ("backward", backward)):
+        if not callable(function):
+            raise ArgumentError(f"differentiable: {name} must be a function, got {describe_type(function)}")
+    if num_grad_inputs is not None and (isinstance(num_grad_inputs, bool) or not isinstance(num_grad_inputs, int)):
+        raise ArgumentError(f"differentiable: num_grad_inputs must be an int, got {describe_type(num_grad_inputs)}")
+    if not (save_for_backward is None or callable(save_for_backward) or isinstance(save_for_backward, list | tuple)):
+        kind = describe_type(save_for_backward)
+        raise ArgumentError(f"differentiable: save_for_backward must be a list of names or slots, got {kind}")
     if isinstance(forward, JitFunction) and isinstance(backward, JitFunction):
         functor = forward.function.functor
         names = [parameter.name for parameter in functor.tensors]

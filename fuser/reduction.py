@@ -23,6 +23,8 @@ __all__ = ["ReductionFunction", "create_reduction_fn"]
 
 # Stands for an argument that was not given, where None is one.
 _MISSING = object()
+# What ``dir()`` shows.
+PUBLIC = ("along", "check", "defaults", "function", "index", "warmup")
 # Names that calls of the function use themselves.
 _RESERVED = ("dim", "keepdim", "out")
 # Types that show whether another type depends on T.
@@ -220,6 +222,10 @@ class ReductionFunction:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ReductionFunction, (self.function, self.defaults, self.index)
+
+    def __dir__(self) -> list[str]:
+        # What is for users: the rest serves other stages.
+        return [*(name for name in object.__dir__(self) if name.startswith("__")), *PUBLIC]
 
     def __repr__(self) -> str:
         return f"<fuser.ReductionFunction {self._whole.signature()}>"

@@ -34,7 +34,7 @@ from fuser.executor import record_planned, run_around, run_fallback, run_planned
 from fuser.kernel_spec import KernelSpec
 from fuser.launcher import Launcher
 from fuser.outputs import check_kinds, finish_out, unusual_kind
-from fuser.tensor_desc import check_inputs
+from fuser.tensor_desc import check_inputs, names_of
 from fuser.warming.follow import current
 
 __all__ = [
@@ -210,7 +210,7 @@ def is_transformed() -> bool:
 def _follow(made: GroupCall) -> list[torch.Tensor]:
     check_inputs(made.spec.group, made.inputs)
     if made.out is not None:
-        check_kinds(made.out)
+        check_kinds(made.out, names_of(made.spec.group))
     if torch.is_autocast_enabled("cuda"):
         made = made._replace(spec=under_autocast(made.spec, made.inputs))
     return list(_serve(made, find_route(made.inputs)))
@@ -228,7 +228,7 @@ def _serve(made: GroupCall, routed: Routed) -> Sequence[torch.Tensor]:
         results: Sequence[torch.Tensor] = library.call_operator(made.spec, routed.inputs)
     else:
         results = _differentiate(resolved)
-    return results if made.out is None else finish_out(made.out, results)
+    return results if made.out is None else finish_out(made.out, results, names_of(made.spec.group))
 
 
 def _run_kernel(made: GroupCall) -> list[torch.Tensor]:
@@ -243,7 +243,10 @@ def _run_kernel(made: GroupCall) -> list[torch.Tensor]:
 
 def _differentiate(made: GroupCall) -> Sequence[torch.Tensor]:
     if made.out is not None and torch.is_grad_enabled() and any(map(requires_grad, made.inputs)):
-        raise GradientError("out= does not support automatic differentiation, but one of the inputs requires grad")
+        raise GradientError(
+            f"{names_of(made.spec.group)}: out= does not support automatic differentiation, but one of the inputs "
+            "requires grad"
+        )
     return differentiate_parts(made.spec, made.inputs, lambda: HANDLERS[Route.AUTOGRAD](made))
 
 

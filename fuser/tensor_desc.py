@@ -109,7 +109,7 @@ def name_input(group: FusionGroup, index: int) -> str:
         for value, parameter in bound:
             if value == index:
                 return f"{item.function.name}: {parameter.name or 'a parameter without a name'}"
-    return f"{_names(group)}: input {index}"
+    return f"{names_of(group)}: input {index}"
 
 
 def common_device(group: FusionGroup, inputs: Sequence[TensorDesc]) -> torch.device:
@@ -120,12 +120,12 @@ def common_device(group: FusionGroup, inputs: Sequence[TensorDesc]) -> torch.dev
     """
     devices = [item.device for item in inputs if item.device is not None]
     if not devices:
-        raise ArgumentError(f"{_names(group)}: needs at least one tensor")
+        raise ArgumentError(f"{names_of(group)}: needs at least one tensor")
     found = {item.device for item in inputs if item.device is not None and (item.shape or item.device.type != "cpu")}
     if len(found) > 1:
         first, second = sorted(map(str, found))[:2]
         raise DeviceError(
-            f"{_names(group)}: expected all tensors to be on the same device, but found at least two devices, "
+            f"{names_of(group)}: expected all tensors to be on the same device, but found at least two devices, "
             f"{first} and {second}!"
         )
     return found.pop() if found else devices[0]
@@ -162,7 +162,8 @@ def follows_default_dtype(group: FusionGroup, specs: Sequence[InputSpec]) -> boo
     return first.common != second.common or first.values[count:] != second.values[count:]
 
 
-def _names(group: FusionGroup) -> str:
+def names_of(group: FusionGroup) -> str:
+    """Return what a group is called in messages."""
     return ", ".join(dict.fromkeys(group.names()))
 
 

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,12 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_info(capsys: pytest.CaptureFixture[str]) -> None:
+def test_info(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSER_NUMERIC", "fast")
+    assert main(["info"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert "no setting: FUSER_NUMERIC in the environment; did you mean 'FUSER_NUMERICS'?" in told
+    monkeypatch.delenv("FUSER_NUMERIC")
     assert main(["info"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith(f"fuser {fuser.__version__}, torch ")
@@ -92,10 +98,11 @@ def test_show_what_has_no_gradient_and_what_does_not_compile(file: Path, capsys:
     assert "-- derivative\nnone: " in shown
     assert "ret" in shown.split("-- kernel: machine code\n")[1]
     file.write_text(AXPY.replace("+ y", "+ z"))
-    assert main(["show", str(file), "--scalar", "alpha", "--device", "cpu"]) == 0
-    shown = capsys.readouterr().out
-    assert "-- kernel: not compiled" in shown
-    assert "'z' was not declared" in shown
+    assert main(["show", str(file), "--scalar", "alpha", "--device", "cpu"]) == 1
+    shown = capsys.readouterr()
+    assert "-- kernel: not compiled" in shown.out
+    assert "-- derivative" in shown.out
+    assert "'z' was not declared" in shown.err
 
 
 @pytest.mark.cpu
@@ -129,6 +136,23 @@ def test_doctor_says_what_is_broken(
     with fuser.config.patch(cache_dir=str(tmp_path)):
         monkeypatch.setattr(doctor, "read", lambda key: None)
         assert doctor._try("kernel cache", doctor._keep_and_find, "").works is False
+        monkeypatch.undo()
+    # Other tests may have been warned of it.
+    monkeypatch.setattr("fuser.counters._warned", set())
+    # A folder that cannot be: the finding says so, and nothing is warned of beside it.
+    (tmp_path / "file").touch()
+    with fuser.config.patch(cache_dir=str(tmp_path / "file")), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = doctor._try("kernel cache", doctor._keep_and_find, "")
+    assert found.works is False
+    assert found.what == f"kernels are not kept on disk: Not a directory: {tmp_path / 'file' / 'kernels'}"
+
+
+@pytest.mark.cpu
+@pytest.mark.slow
+def test_doctor_compiles_where_that_is_forbidden(tmp_path: Path) -> None:
+    with fuser.config.patch(no_compile=True, cache_dir=str(tmp_path)):
+        assert all(finding.works is not False for finding in doctor.examine())
 
 
 @pytest.mark.cpu
@@ -152,7 +176,8 @@ def test_a_file_that_cannot_be_read(content: bytes | None, tmp_path: Path, capsy
     if content is not None:
         path.write_bytes(content)
     assert main(["emit", str(path)]) == 1
-    assert len(capsys.readouterr().err.splitlines()) == 1
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith(f"{path}: ")
 
 
 def test_emit_several_outputs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -177,12 +202,57 @@ def test_info_without_a_compiler(capsys: pytest.CaptureFixture[str]) -> None:
     assert "C++ compiler: CPU kernels need a C++ compiler: CXX='/nowhere/g++' does not run" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("arguments", [[], ["emit", "f.h", "--device", "tpu"], ["check"]])
-def test_wrong_arguments(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "emit f.h --device tpu",
+        "check",
+        "bisect",
+        "demo --size 0",
+        "bench f.h --sizes -4",
+        "bench f.h --seconds 0",
+        "bench f.h --seconds soon",
+        "show f.h --dtype float31",
+        "show f.h --dtype quint8",
+    ],
+)
+def test_wrong_arguments(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as error:
-        main(arguments)
+        main(line.split())
     assert error.value.code == 2
     assert "usage: python -m fuser" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("bench {file} --json /nowhere/a.json", "/nowhere: no such folder"),
+        ("bench {file} --plot /nowhere/a.png", "/nowhere: no such folder"),
+        ("bisect /nowhere/a.py", "/nowhere/a.py: no such script"),
+        ("demo --device cuda", "torch finds no CUDA device"),
+        ("bench {file} --device cuda", "torch finds no CUDA device"),
+        ("demo --size 10000000000000", "can't allocate memory"),
+    ],
+)
+@pytest.mark.cpu
+def test_what_cannot_be_done_is_one_line(
+    line: str, told: str, file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main(line.format(file=file).split()) == 1
+    shown = capsys.readouterr().err
+    assert told in shown
+    assert len(shown.splitlines()) == 1
+
+
+def test_an_interrupt_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(doctor, "examine", interrupt)
+    assert main(["doctor"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 # A kernel of tanh that is wrong above 100, and what it is part of.
@@ -236,7 +306,7 @@ def test_bisect_of_what_no_group_makes_wrong(tmp_path: Path, capsys: pytest.Capt
     script, folder = tmp_path / "wrong.py", tmp_path / "found"
     script.write_text("assert False")
     assert main(["bisect", "--folder", str(folder), str(script)]) == 1
-    assert capsys.readouterr().err == "the script fails without any fusion group, too\n"
+    assert capsys.readouterr().err == "the script fails without any fusion group, too: AssertionError\n"
     script.write_text("")
     assert main(["bisect", "--folder", str(folder), str(script)]) == 1
     assert capsys.readouterr().out == "the script does not fail\n"
@@ -272,3 +342,10 @@ def test_a_pipe_that_closes_ends_a_command_quietly() -> None:
     assert command.stderr is not None
     assert command.stderr.read() == b""
     assert command.wait(60) == 0
+
+
+@pytest.mark.slow
+def test_a_command_whose_output_is_closed() -> None:
+    line = f'"{sys.executable}" -m fuser info >&-'
+    done = subprocess.run(line, shell=True, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")

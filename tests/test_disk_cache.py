@@ -766,8 +766,9 @@ def test_what_is_saved_is_what_the_process_used(fresh: object, tmp_path: Path) -
         # Whoever made it: that is what a file ships for.
         assert disk_cache.read(CacheKey(kept[0].wanted, "0" * 16)) == kept[0].wanted.encode()
         assert disk_cache.read(other) is None
-        with pytest.raises(IsADirectoryError):
-            fuser.save_cache(tmp_path / "cache")
+        for wrong, kind in ((tmp_path / "cache", IsADirectoryError), (tmp_path / "no" / "file", FileNotFoundError)):
+            with pytest.raises(kind, match=f": '{wrong}'$"):
+                fuser.save_cache(wrong)
         # What no file has is kept in memory.
         make_entry(new_key())
         assert fuser.save_cache(saved) == 4

@@ -47,6 +47,14 @@ def test_blocks_are_found() -> None:
     assert blocks_of(ROOT / "docs" / "architecture.md")
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_page_says_a_section_twice(page: Path) -> None:
+    # A merge that keeps both sides of a section leaves the older one standing below the newer one.
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    heads = re.findall(r"^#+ .*$", text, re.MULTILINE)
+    assert len(heads) == len(set(heads))
+
+
 def test_every_op_is_listed() -> None:
     page = (ROOT / "docs" / "ops.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"`(?:x\.)?(\w+)", page))
@@ -126,10 +134,11 @@ def to_table(rows: list[list[str]]) -> str:
 
 def settings_table() -> str:
     """Return ``fuser.config``'s table."""
-    rows = [["setting", "environment", "default", "changes code", "meaning"]]
+    # Few columns: what a setting means has to have room on a phone.
+    rows = [["setting, environment", "default", "meaning"]]
     for item in SETTINGS:
-        changes = "yes" if item.changes_code else ""
-        rows.append([f"`{item.name}`", f"`{item.env}`", default_text(item), changes, item.meaning])
+        changes = " *Changes code.*" if item.changes_code else ""
+        rows.append([f"`{item.name}`<br>`{item.env}`", default_text(item), f"{item.meaning}{changes}"])
     return to_table(rows)
 
 

@@ -102,7 +102,7 @@ BAD_CALLS: list[tuple[str, Callable[[Any], Any], type[FuserError], str]] = [
         "an array as out=",
         lambda f: f(ones(3), ones(3), alpha=1.0, out=np.ones(3)),
         ArgumentError,
-        "out= takes tensors, got numpy.ndarray",
+        "axpy: out= takes tensors, got numpy.ndarray",
     ),
     (
         "unknown scalar",
@@ -155,13 +155,13 @@ BAD_CALLS: list[tuple[str, Callable[[Any], Any], type[FuserError], str]] = [
         "gradient and out=",
         lambda f: f(ones(3, requires_grad=True), ones(3), alpha=1.0, out=ones(3)),
         GradientError,
-        "out= does not support automatic differentiation, but one of the inputs requires grad",
+        "axpy: out= does not support automatic differentiation, but one of the inputs requires grad",
     ),
     (
         "out= of two",
         lambda f: f(ones(3), ones(3), alpha=1.0, out=(ones(3), ones(3))),
         ArgumentError,
-        "out= has 2 tensors for 1 outputs",
+        "axpy: out= has 2 tensors for 1 outputs",
     ),
 ]
 IDS = [bad[0] for bad in BAD_CALLS]
@@ -290,6 +290,87 @@ def test_dimensions_of_a_reduction_as_elsewhere(call: Callable[[Any], Any], mess
     assert str(caught.value) == message
 
 
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        (lambda f: fuser.override_can_fuse_on_cpu("no"), TypeError, "fusion is switched by a bool, got str"),
+        (lambda f: fuser.override_can_fuse_on_gpu(1), TypeError, "fusion is switched by a bool, got int"),
+        (lambda f: fuser.autotune(3), TypeError, "autotune takes what launches kernels, such as a fused function; got"),
+        (lambda f: fuser.warmup(3, ones(3)), TypeError, "warmup takes a function that calls functors, got int"),
+        (
+            lambda f: fuser.warmup(torch.relu, ones(3)),
+            TypeError,
+            "warmup takes a function that calls functors, got <built-in method relu",
+        ),
+        (
+            lambda f: f.warmup(ones(3), ones(3), alpha=1.0, dynamic_shapes=3),
+            TypeError,
+            "dynamic_shapes takes a dict or a sequence, got int",
+        ),
+        (
+            lambda f: f.warmup(ones(3), ones(3), alpha=1.0, dynamic_shapes=[None, None, None]),
+            TypeError,
+            "dynamic_shapes has 3 items, for 2 arguments by position",
+        ),
+        (
+            lambda f: f.warmup(ones(3), ones(3), alpha=1.0, dynamic_shapes={"x": {4: None}}),
+            TypeError,
+            "dynamic_shapes: x has no dimension 4",
+        ),
+        (lambda f: fuser.Dim(3, 1, 2), TypeError, "Dim: the name must be a str, got int (3)"),  # type: ignore[arg-type]
+        (lambda f: fuser.differentiable(3, f), TypeError, "differentiable: forward must be a function, got int"),
+        (lambda f: fuser.differentiable(f, None), TypeError, "differentiable: backward must be a function, got None"),
+        (
+            lambda f: fuser.differentiable(f, f, num_grad_inputs="all"),
+            TypeError,
+            "differentiable: num_grad_inputs must be an int, got str",
+        ),
+        (
+            lambda f: fuser.differentiable(f, f, save_for_backward=1),
+            TypeError,
+            "differentiable: save_for_backward must be a list of names or slots, got int",
+        ),
+        (
+            lambda f: fuser.debug_get_fused_kernel_code(f.spec(2).group, [ones(3), ones(3), 1.0], device="tpu"),
+            TypeError,
+            'device must be "cpu" or "cuda", got \'tpu\'',
+        ),
+        (lambda f: fuser.fx.FusionPass(numerics="loose"), ValueError, "FusionPass: numerics='loose': must be one of"),
+        (lambda f: fuser.fx.fuse_graph(f), TypeError, "a torch.fx.GraphModule, as torch.fx.symbolic_trace"),
+        (
+            lambda f: fuser.fx.fuse_graph(torch.fx.symbolic_trace(torch.nn.ReLU()), [ones(3), ones(3)]),
+            TypeError,
+            "example_inputs is a list of 1 (input), got 2",
+        ),
+        (lambda f: fuser.GroupBuilder().apply(f, []), TypeError, "a Function is wanted, such as a functor's"),
+    ],
+)
+def test_wrong_arguments_are_named(call: Callable[[Any], Any], kind: type, message: str, axpy: Any) -> None:
+    with pytest.raises(kind) as caught:
+        call(axpy)
+    assert str(caught.value).startswith(message)
+    assert isinstance(caught.value, fuser.errors.FuserError)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("max_plans", 0, "must be an integer of 1 or more"),
+        ("max_plans", 2.5, "must be an integer of 1 or more"),
+        ("cache_size", "2GB", "must be an integer of 1 or more"),
+        ("fuel", -1, "must be an integer of 0 or more"),
+        ("disk_cache", "maybe", "must be a bool (0 or 1)"),
+        ("numerics", "loose", "must be one of strict, fast"),
+    ],
+)
+def test_a_value_that_a_setting_does_not_take(name: str, value: Any, message: str) -> None:
+    before = getattr(fuser.config, name)
+    with pytest.raises(ValueError, match=f"fuser.config.{name}=") as caught:
+        setattr(fuser.config, name, value)
+    assert str(caught.value) == f"fuser.config.{name}={value!r}: {message}"
+    assert getattr(fuser.config, name) == before
+
+
 def test_a_setting_that_there_is_not() -> None:
     message = "fuser.config has no setting 'numeric'; it has numerics, cpu_math, "
     for use in (
@@ -300,6 +381,7 @@ def test_a_setting_that_there_is_not() -> None:
         with pytest.raises(AttributeError) as caught:
             use()
         assert str(caught.value).startswith(message)
+        assert str(caught.value).endswith("; did you mean 'numerics'?")
 
 
 @pytest.mark.parametrize(
@@ -534,6 +616,9 @@ HABITS = [
     ("return tl.exp(x);", "a functor calls C++'s functions: exp(x), pow(x, y)"),
     ("return std::sigmoid(x);", "write 1 / (1 + exp(-x))"),
     ("return relu(x);", "write x > 0 ? x : T(0)"),
+    ("return std::max(x, 0);", "it takes one type: std::max(x, T(0))"),
+    ("return std::clamp(x, 0, 1);", "it takes one type: std::clamp(x, T(0), T(1))"),
+    ("return x[0];", "a parameter is the value of one element, and has no others"),
     ("return half(x);", "T is float for half and bfloat16 tensors, and is rounded where it is stored"),
     # Names of the functor's own mean what they mean.
     ("T at = x; int* half = at; return at;", ""),

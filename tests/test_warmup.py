@@ -58,7 +58,7 @@ def test_dims_say_what_is_wrong_with_them() -> None:
     ("shapes", "said"),
     [
         ({"z": {0: N}}, r"names 'z'; the arguments are x, y, alpha"),
-        ({"x": {2: N}}, r"x has no 2"),
+        ({"x": {2: N}}, r"x has no dimension 2"),
         ({"x": {0: 7}}, r'x, dimension 0: give fuser.Dim\("n", 1, 4096\), got 7'),
         ({"x": {0: ExportDim("n")}}, r"give fuser.Dim"),
         ({"x": {0: N}, "y": {0: Dim("n", 1, 5)}}, r"there are Dim\(name='n', min=1, max=20\) and Dim"),

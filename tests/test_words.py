@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 import fuser
 from fuser.config import SETTINGS, Values
@@ -111,14 +112,26 @@ def test_type_checkers_see_the_settings_of_the_table() -> None:
 def test_dir_shows_what_is_for_users() -> None:
     add = fuser.create_jit_fn("template <typename T> T add(T x, T y) { return x + y; }")
     fused = fuser.fuse(lambda x: add(x, x))
-    for item in (fuser, add, fused):
+    total = fuser.create_reduction_fn("template <typename T> T add(T x, T y) { return x + y; }", identity=0)
+    for item in (fuser, fuser.fx, fuser.errors, fuser.config, add, fused, total):
         shown = [name for name in dir(item) if not name.startswith("__")]
         assert shown
+        assert not [name for name in shown if name.startswith("_")]
         assert all(hasattr(item, name) for name in shown if (item, name) != (fused, "graph_module"))
     assert set(fuser.__all__) == set(dir(fuser))
+    assert set(fuser.fx.__all__) == set(dir(fuser.fx))
+    assert "Any" not in dir(fuser.errors)
+    assert "numerics" in dir(fuser.config)
     assert "launch" not in dir(add)
     assert "add" not in dir(fused)
     assert add.source == "template <typename T> T add(T x, T y) { return x + y; }"
+
+
+def test_an_explanation_shows_itself_without_texts_of_kernels() -> None:
+    add = fuser.create_jit_fn("template <typename T> T add(T x, T y) { return x + y; }")
+    for explained in (fuser.explain(add), fuser.explain(add, torch.ones(3), torch.ones(3))):
+        assert repr(explained) == str(explained)
+        assert len(repr(explained.groups[0])) < 100
 
 
 def test_a_group_has_a_short_form() -> None:

@@ -9,6 +9,7 @@ runs the group alone.
 from __future__ import annotations
 
 import copy
+import errno
 import os
 import runpy
 import subprocess
@@ -55,22 +56,27 @@ def bisect(command: Sequence[str], folder: Path) -> Culprit | None:
         The group; None where the script does not fail.
 
     Raises:
+        FileNotFoundError: there is no such script.
         ValueError: the script fails without any group too.
     """
+    if not Path(command[0]).is_file():
+        raise FileNotFoundError(errno.ENOENT, "no such script", command[0])
     folder.mkdir(parents=True, exist_ok=True)
     # With fuel, however much, nothing comes from caches of compiled graphs, and all groups are counted.
-    if not _fails(command, folder, ENOUGH):
+    if not _run(command, folder, ENOUGH).returncode:
         return None
     # Without a fault it would be one of so many; it passes with ``low`` groups and fails with ``high``.
     low, high = 0, int((folder / COUNT).read_text())
-    if _fails(command, folder, low):
-        raise ValueError("the script fails without any fusion group, too")
+    alone = _run(command, folder, low)
+    if alone.returncode:
+        *_, last = ["", *alone.stderr.splitlines()]
+        raise ValueError(f"the script fails without any fusion group, too: {last or alone.returncode}")
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if _fails(command, folder, middle) else (middle, high)
+        low, high = (low, middle) if _run(command, folder, middle).returncode else (middle, high)
     # Not what an earlier run left.
     (folder / CALL).unlink(missing_ok=True)
-    _fails(command, folder, high)
+    _run(command, folder, high)
     script = folder / SCRIPT
     script.write_text(_REPRODUCE.format(number=high, script=command[0]))
     return Culprit(high, torch.load(folder / CALL, weights_only=False)[0].group, script)
@@ -135,13 +141,11 @@ def compare(got: torch.Tensor, wanted: torch.Tensor) -> tuple[int, float]:
     return got.numel() - int(same.sum()), apart
 
 
-def _fails(command: Sequence[str], folder: Path, fuel: int) -> bool:
+def _run(command: Sequence[str], folder: Path, fuel: int) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "FUSER_FUEL": str(fuel)}
     program = "import sys, pathlib, fuser.command.bisect as b; b.run_watched(pathlib.Path(sys.argv[1]), sys.argv[2:])"
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(folder), *command], env=environment, capture_output=True, check=False
-    )
-    return done.returncode != 0
+    line = [sys.executable, "-c", program, str(folder), *command]
+    return subprocess.run(line, env=environment, capture_output=True, text=True, errors="replace", check=False)
 
 
 _REPRODUCE = '''"""Group {number} of {script}: what its kernel returns, and what eager torch returns."""

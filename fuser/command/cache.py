@@ -43,10 +43,11 @@ def _list(folder: Path) -> Iterator[str]:  # noqa: ARG001 - as the others
 def _stats(folder: Path) -> Iterator[str]:
     entries = list_entries()
     kinds = Counter(_kind(path) for path, _ in entries)
-    oldest = min((status.st_mtime for _, status in entries), default=time.time())
     yield f"{folder}: {len(entries)} entries, {sum(status.st_size for _, status in entries):,} bytes"
     yield ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())) or "nothing is kept"
-    yield f"unused for {(time.time() - oldest) / DAY_S:.0f} days at most"
+    if entries:
+        oldest = min(status.st_mtime for _, status in entries)
+        yield f"unused for {(time.time() - oldest) / DAY_S:.0f} days at most"
 
 
 def _clear(folder: Path) -> Iterator[str]:

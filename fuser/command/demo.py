@@ -49,7 +49,8 @@ def run(device: str, size: int) -> Iterator[str]:
     want, before = develop(x, gain, stops), counters.stats()["launches"]
     got = fused(x, gain, stops)
     launches = counters.stats()["launches"] - before
-    yield f"# fuser.fuse makes them, and torch.relu, {launches} launch; on {device}, {size:,} float32 elements:"
+    made = f"{launches} launch{'es' * (launches > 1)}" if launches else "no launch, but calls of eager torch"
+    yield f"# fuser.fuse makes them, and torch.relu, {made}; on {device}, {size:,} float32 elements:"
     usual = None
     ways: dict[str, Callable[..., Any]] = {"eager torch": eagerly, "one launch each": develop, "fused": fused}
     for name, function in ways.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ from fuser._version import __version__
 from fuser.compiler import build_kernel_source
 from fuser.config import config
 from fuser.disk_cache import CacheKey, cache_folder, read, write
-from fuser.errors import CacheError, CompilerNotFoundError, FuserError
+from fuser.errors import CacheError, CacheWarning, CompilerNotFoundError, FuserError
 from fuser.jit_function import JitFunction
 from fuser.jiterator import jit_fn
 from fuser.planner import plan_texts
@@ -65,12 +66,16 @@ def examine() -> Iterator[Finding]:
 
 
 def _try(name: str, attempt: Callable[[], Finding | str], remedy: str) -> Finding:
-    try:
-        found = attempt()
-    except Exception as error:
-        is_missing = isinstance(error, CompilerNotFoundError)
-        why = str(error) or repr(error)
-        return Finding(name, None if is_missing else False, why.splitlines()[0], remedy)
+    # What is warned of is part of the finding.
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            found = attempt()
+        except Exception as error:
+            is_missing = isinstance(error, CompilerNotFoundError)
+            told = [str(item.message).partition(" (")[0] for item in caught if issubclass(item.category, CacheWarning)]
+            why = (told or [str(error) or repr(error)])[0]
+            return Finding(name, None if is_missing else False, why.splitlines()[0], remedy)
     return found if isinstance(found, Finding) else Finding(name, works=True, what=found)
 
 
@@ -141,7 +146,8 @@ def _run_compiled() -> str:
         return torch.relu(x - 0.5) * x
 
     try:
-        result = torch.compile(function, backend="fuser")(x)
+        with config.patch(no_compile=False):
+            result = torch.compile(function, backend="fuser")(x)
     finally:
         torch._dynamo.reset()
     if not torch.equal(result, function(x)):

@@ -37,25 +37,32 @@ def show(function: JitFunction, device: str, dtype: torch.dtype, target: str, *,
         dtype: of its tensors, which are contiguous.
         target: the GPU architecture that CUDA kernels are compiled for, such as ``sm_90``.
         assembly: whether to show machine code, too.
+
+    Raises:
+        FuserError: after all the rest, where a kernel was not compiled.
     """
     functor = function.function.functor
     spec = function.spec(len(functor.tensors))
     inputs = _samples(spec.group, dtype)
     yield f"{functor.signature()} on {dtype}, {device}"
-    yield from _show_group("kernel", spec.group, dtype, device, target, assembly=assembly)
+    failures: list[FuserError] = []
+    yield from _show_group("kernel", spec.group, dtype, device, target, failures, assembly=assembly)
     for item in inputs:
         if isinstance(item, torch.Tensor) and (dtype.is_floating_point or dtype.is_complex):
             item.requires_grad_()
     try:
         case = find_case(spec, inputs)
         derived = case.backward(tuple(range(case.output_count))) if case.wanted else None
+        why = "nothing here has a gradient"
     except FuserError as error:
-        yield f"-- derivative\nnone: {str(error).splitlines()[0]}"
-        return
+        derived, why = None, str(error).splitlines()[0]
     if derived is None:
-        yield "-- derivative\nnone: nothing here has a gradient"
-        return
-    yield from _show_group("derivative", derived.derived.group, dtype, device, target, assembly=assembly)
+        yield f"-- derivative\nnone: {why}"
+    else:
+        group = derived.derived.group
+        yield from _show_group("derivative", group, dtype, device, target, failures, assembly=assembly)
+    if failures:
+        raise failures[0]
 
 
 def _samples(group: FusionGroup, dtype: torch.dtype) -> list[torch.Tensor | float]:
@@ -63,14 +70,22 @@ def _samples(group: FusionGroup, dtype: torch.dtype) -> list[torch.Tensor | floa
 
 
 def _show_group(
-    title: str, group: FusionGroup, dtype: torch.dtype, device: str, target: str, *, assembly: bool
+    title: str,
+    group: FusionGroup,
+    dtype: torch.dtype,
+    device: str,
+    target: str,
+    failures: list[FuserError],
+    *,
+    assembly: bool,
 ) -> Iterator[str]:
     for source in kernel_sources(register(group), _samples(group, dtype), device):
         yield f"-- {title}\n{_own_part(source)}"
         try:
             yield from _show_binary(title, source, device, target, assembly=assembly)
         except FuserError as error:
-            yield f"-- {title}: not compiled\n{error}"
+            failures.append(error)
+            yield f"-- {title}: not compiled"
 
 
 def _own_part(source: KernelSource) -> str:

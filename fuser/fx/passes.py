@@ -9,6 +9,7 @@ from torch import fx
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from fuser.config import config
+from fuser.errors import ArgumentError, GroupError, describe_type
 from fuser.fx.expansions import drop_expansions
 from fuser.fx.fusion_node import FusionModule, FusionNode
 from fuser.fx.merged_sums import sum_unviewed
@@ -74,6 +75,8 @@ class FusionPass(PassBase):
         fuel: Fuel | None = None,
     ) -> None:
         super().__init__()
+        if numerics not in (None, "strict", "fast"):
+            raise GroupError(f"FusionPass: numerics={numerics!r}: must be one of strict, fast")
         self.reduces = reduces
         self.differentiable = differentiable
         self.device_type = device_type
@@ -82,6 +85,11 @@ class FusionPass(PassBase):
 
     def call(self, graph_module: fx.GraphModule) -> PassResult:
         """Run on one graph module."""
+        if not isinstance(graph_module, fx.GraphModule):
+            raise ArgumentError(
+                "a torch.fx.GraphModule, as torch.fx.symbolic_trace makes, is wanted; "
+                f"got {describe_type(graph_module)}"
+            )
         with bind_for(self.numerics):
             open_splits(graph_module.graph)
             drop_expansions(graph_module.graph)
@@ -115,5 +123,8 @@ def fuse_graph(graph_module: fx.GraphModule, example_inputs: Sequence[Any] | Non
     FusionPass()(graph_module)
     if example_inputs is not None:
         names = [str(node.target) for node in graph_module.graph.find_nodes(op="placeholder")]
+        if not isinstance(example_inputs, list | tuple) or len(example_inputs) > len(names):
+            got = len(example_inputs) if isinstance(example_inputs, list | tuple) else describe_type(example_inputs)
+            raise ArgumentError(f"example_inputs is a list of {len(names)} ({', '.join(names)}), got {got}")
         warm_up(graph_module, example_inputs, {}, names=names)
     return graph_module

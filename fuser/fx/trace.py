@@ -255,7 +255,7 @@ class FusedFunction(Replayer, Generic[P, R]):
         out = None if self._has_out else kwargs.pop("out", None)
         outs = None if out is None else tuple(out) if isinstance(out, tuple | list) else (out,)
         if outs is not None:
-            check_kinds(outs)
+            check_kinds(outs, self.__name__)
         if kwargs or len(args) != len(self._parameters) or not self._can_bind:
             args, kwargs = self._bind_arguments(args, kwargs)
             replayed = None if kwargs else self.launch(args, None, out)
@@ -299,8 +299,10 @@ class FusedFunction(Replayer, Generic[P, R]):
         if not all(isinstance(item, torch.Tensor) for item in made):
             raise ArgumentError(f"{self.__name__}() has a result that out= cannot take: a {type(result).__name__}")
         if torch.is_grad_enabled() and any(item.requires_grad for item in made):
-            raise GradientError("out= does not support automatic differentiation, but a result requires grad")
-        results = finish_out(outs, made, args)
+            raise GradientError(
+                f"{self.__name__}: out= does not support automatic differentiation, but a result requires grad"
+            )
+        results = finish_out(outs, made, self.__name__, args)
         return results[0] if len(results) == 1 else tuple(results)
 
     def _sort(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Key, tuple[Any, ...]]:

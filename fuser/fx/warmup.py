@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-from fuser.errors import ArgumentError, shows_users_frames
+from fuser.errors import ArgumentError, describe_type, shows_users_frames
 from fuser.fx.fused_module import FusedModule
 from fuser.fx.trace import FusedFunction
 from fuser.jit_function import JitFunction
@@ -48,10 +48,18 @@ def warmup(
     if isinstance(function, FusedFunction | FusedModule | JitFunction | ReductionFunction):
         function.warmup(*args, dynamic_shapes=dynamic_shapes, backward=backward, **kwargs)
         return
+    if not callable(function):
+        raise ArgumentError(f"warmup takes a function that calls functors, got {describe_type(function)}")
     is_compiled = hasattr(function, "_torchdynamo_orig_callable")
     original: Any = getattr(function, "_orig_mod", function)
     plain = original.forward if isinstance(original, torch.nn.Module) else inspect.unwrap(original)
-    names = [name for name, item in inspect.signature(plain).parameters.items() if item.kind is not item.VAR_KEYWORD]
+    try:
+        parameters_of = inspect.signature(plain).parameters
+    except ValueError:
+        raise ArgumentError(
+            f"warmup takes a function that calls functors, got {plain!r}, which is not Python's"
+        ) from None
+    names = [name for name, item in parameters_of.items() if item.kind is not item.VAR_KEYWORD]
     if is_compiled:
         _warm_up_compiled(function, *read_arguments(args, kwargs, names, dynamic_shapes), backward=backward)
         return

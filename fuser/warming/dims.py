@@ -33,6 +33,8 @@ class Dim:
 
     def __post_init__(self) -> None:
         """Raise ArgumentError where there is no such size."""
+        if not isinstance(self.name, str):
+            raise ArgumentError(f"Dim: the name must be a str, got {describe_type(self.name)} ({self.name!r})")
         for bound in (self.min, self.max):
             if isinstance(bound, bool) or not isinstance(bound, int):
                 raise ArgumentError(f"Dim {self.name!r}: a bound must be an int, got {describe_type(bound)} ({bound})")
@@ -78,19 +80,19 @@ def read_samples(value: Any, shapes: Any, found: dict[str, Dim], where: str) -> 
     return value
 
 
-def _items_of(shapes: Any, keys: Any, where: str) -> dict[Any, Any]:
+def _items_of(shapes: Any, keys: Any, where: str, what: str = "item") -> dict[Any, Any]:
     given = dict(enumerate(shapes)) if isinstance(shapes, list | tuple) else {} if shapes is None else shapes
     if not isinstance(given, Mapping):
         raise ArgumentError(f"dynamic_shapes: {where} takes a dict or a sequence, got {describe_type(shapes)}")
     for key in given:
         if key not in keys:
-            raise ArgumentError(f"dynamic_shapes: {where} has no {key!r}")
+            raise ArgumentError(f"dynamic_shapes: {where} has no {what} {key!r}")
     return dict(given)
 
 
 def _read_dims(tensor: torch.Tensor, shapes: Any, found: dict[str, Dim], where: str) -> dict[int, Dim]:
     dims = {}
-    for key, item in _items_of(shapes, range(-tensor.dim(), tensor.dim()), where).items():
+    for key, item in _items_of(shapes, range(-tensor.dim(), tensor.dim()), where, "dimension").items():
         if item is None:
             continue
         dim = item

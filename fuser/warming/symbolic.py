@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-from fuser.errors import ArgumentError
+from fuser.errors import ArgumentError, describe_type
 from fuser.warming.cover import compile_all, evaluate, find_alike, find_classes
 from fuser.warming.dims import Dim, Sample, draw_points, map_samples, read_samples, stretch
 from fuser.warming.follow import Follower, following
@@ -30,10 +30,13 @@ def read_arguments(
     Raises:
         ArgumentError: ``dynamic_shapes`` does not fit.
     """
-    given = dynamic_shapes or {}
+    given, known = dynamic_shapes or {}, [*names[: len(args)], *kwargs]
     if isinstance(given, list | tuple):
+        if len(given) > len(args):
+            raise ArgumentError(f"dynamic_shapes has {len(given)} items, for {len(args)} arguments by position")
         given = dict(zip(names, given, strict=False))
-    known = [*names[: len(args)], *kwargs]
+    if not isinstance(given, Mapping):
+        raise ArgumentError(f"dynamic_shapes takes a dict or a sequence, got {describe_type(given)}")
     for name in given:
         if name not in known:
             raise ArgumentError(f"dynamic_shapes names {name!r}; the arguments are {', '.join(known)}")
