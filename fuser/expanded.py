@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ from fuser.combining import BATCH
 from fuser.dtypes import dtype_info
 from fuser.errors import UnsupportedError
 from fuser.expansion import Expansion
-from fuser.function import View
+from fuser.function import Function, View
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import InputSpec, KernelSpec, ValueLayout, infer_layouts, infer_typing
 from fuser.row_orders import Orders, find_orders, gpu_size
@@ -23,6 +24,8 @@ from fuser.tensor_desc import TensorDesc, common_device, input_specs, value_layo
 
 __all__ = ["Expanded", "describe_values", "expand_call", "expand_in_order", "settle_orders"]
 
+# torch's ops that have formulas for a number as their second operand, and what they are with one.
+_OF_NUMBER = {"div": "div_number", "pow": "pow_number"}
 # Rows of a loss that fill a GPU without sharing any.
 MANY_ROWS = 512
 
@@ -100,15 +103,16 @@ def expand_call(
     """
     whole = _describe(spec.group, inputs, device, layouts)
     outputs = tuple(whole[value].desc for value in spec.group.outputs)
-    if spec.group.arranges:
-        return _expand_boxes(spec, inputs, device, layouts, whole)
-    if not spec.group.has_composite:
+    group = _take_numbers(spec.group, whole, device)
+    if group.arranges:
+        return _expand_boxes(group, inputs, device, layouts, whole)
+    if not group.has_composite:
         views = [(slot, None) for slot in range(len(inputs))]
-        same = Expansion(spec.group, tuple(views), (None,) * len(outputs), tuple(range(len(spec.group.applications))))
-        return Expanded(spec, same, tuple(whole), outputs, tuple(whole))
-    forms = _ordered_forms(spec.group, whole, device) if in_order else ()
+        same = Expansion(group, tuple(views), (None,) * len(outputs), tuple(range(len(group.applications))))
+        return Expanded(spec if group is spec.group else None, same, tuple(whole), outputs, tuple(whole))
+    forms = _ordered_forms(group, whole, device) if in_order else ()
     # Where torch's kernel would stay for its order, it stays for what else it does, too.
-    expansion = ops.expand(spec.group, forms, knows_sums=device.type == "cuda" or not spec.group.is_strict)
+    expansion = ops.expand(group, forms, knows_sums=device.type == "cuda" or not group.is_strict)
     try:
         seen = [_view(inputs[slot], view) for slot, view in expansion.inputs]
     except UnsupportedError as error:
@@ -119,6 +123,27 @@ def expand_call(
         expansion.group, seen, device, infer_layouts(expansion.group, value_layouts(seen)), expansion.origins
     )
     return Expanded(None, expansion, tuple(values), outputs, tuple(whole))
+
+
+def _take_numbers(group: FusionGroup, values: Sequence[DescribedValue], device: torch.device) -> FusionGroup:
+    # ATen's CUDA kernels look whether a divisor or an exponent lies on the host: it counts as Python's numbers do then.
+    if device.type != "cuda" or all(item.spec.number is None for item in values):
+        return group
+    applications = []
+    for item in group.applications:
+        given = [values[value].spec for value in item.tensors]
+        if item.function.op in _OF_NUMBER and given[1].number:
+            item = replace(item, function=_of_number(item.function, given))
+        applications.append(item)
+    taken = tuple(applications)
+    return group if taken == group.applications else replace(group, applications=taken, _key=[])
+
+
+def _of_number(function: Function, given: Sequence[InputSpec]) -> Function:
+    operands, default = [(item.dtype, item.rank) for item in given], torch.get_default_dtype()
+    taken = ops.OPS[_OF_NUMBER[str(function.op)]].function
+    is_same = taken.common_dtype(operands, default) == function.common_dtype(operands, default)
+    return taken if is_same else replace(taken, unpromoted=())
 
 
 def _ordered_forms(
@@ -151,13 +176,13 @@ def _is_long_loss(group: FusionGroup, index: int, given: Sequence[TensorDesc]) -
 
 
 def _expand_boxes(
-    spec: KernelSpec,
+    group: FusionGroup,
     inputs: Sequence[TensorDesc],
     device: torch.device,
     layouts: Sequence[ValueLayout],
     whole: Sequence[DescribedValue],
 ) -> Expanded:
-    group, count = spec.group, len(inputs)
+    count = len(inputs)
     typing = infer_typing(group, [item.spec for item in whole[:count]], torch.get_default_dtype())
     cut = cut_boxes(group, whole[:count], typing, layouts)
     given, own = [item for _, item, _ in cut.inputs], cut.group

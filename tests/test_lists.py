@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from functors import draw
 from graph_checks import compare, trace
 from torch import nn, optim
 

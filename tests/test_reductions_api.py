@@ -495,7 +495,7 @@ def test_check_tries_the_dtype_that_it_is_told() -> None:
         (both, torch.uint8, torch.int32), (least, torch.int32, torch.float32), (either, torch.bool, torch.float32),
     ):  # fmt: skip
         reduction.check(device="cpu", dtype=dtype)
-        with pytest.raises(ArgumentError, match="the identity of .* is none"):
+        with pytest.raises(ArgumentError, match=r"the identity of .* is none"):
             reduction.check(device="cpu", dtype=other)
 
 

@@ -46,8 +46,8 @@ def _into_float(op: ReductionOp) -> Callable[..., Any]:
     return run
 
 
-# Of equal elements the first one counts, of several NaN too, in whatever order parts come: beside a sum in torch's order
-# that is no row's. An element's place is before that of none, -1.
+# Of equal elements the first one counts, of several NaN too, in whatever order parts come: beside a sum in torch's
+# order that is no row's. An element's place is before that of none, -1.
 for _name, _sign, _end in (("argmax", ">", float("-inf")), ("argmin", "<", float("inf"))):
     REDUCTIONS[_name] = ReductionOp(
         _name,
