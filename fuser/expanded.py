@@ -13,7 +13,7 @@ from fuser.arg_spec import DescribedValue
 from fuser.boxes import Steps, cut_boxes, seen
 from fuser.columns import cut_columns, find_columns
 from fuser.combining import BATCH
-from fuser.dtypes import dtype_info
+from fuser.dtypes import Rank, dtype_info
 from fuser.errors import UnsupportedError
 from fuser.expansion import Expansion
 from fuser.function import Function, View
@@ -25,7 +25,7 @@ from fuser.tensor_desc import TensorDesc, common_device, input_specs, value_layo
 __all__ = ["Expanded", "describe_values", "expand_call", "expand_in_order", "settle_orders"]
 
 # torch's ops that have formulas for a number as their second operand, and what they are with one.
-_OF_NUMBER = {"div": "div_number", "pow": "pow_number"}
+_OF_NUMBER = {"div": "div_number", "div_trunc": "div_trunc_number", "pow": "pow_number"}
 # Rows of a loss that fill a GPU without sharing any.
 MANY_ROWS = 512
 
@@ -126,17 +126,22 @@ def expand_call(
 
 
 def _take_numbers(group: FusionGroup, values: Sequence[DescribedValue], device: torch.device) -> FusionGroup:
-    # ATen's CUDA kernels look whether a divisor or an exponent lies on the host: it counts as Python's numbers do then.
-    if device.type != "cuda" or all(item.spec.number is None for item in values):
-        return group
     applications = []
     for item in group.applications:
         given = [values[value].spec for value in item.tensors]
-        if item.function.op in _OF_NUMBER and given[1].number:
+        if item.function.op in _OF_NUMBER and _counts_as_number(item.function, given[1], device):
             item = replace(item, function=_of_number(item.function, given))
         applications.append(item)
     taken = tuple(applications)
     return group if taken == group.applications else replace(group, applications=taken, _key=[])
+
+
+def _counts_as_number(function: Function, second: InputSpec, device: torch.device) -> bool:
+    # ATen's CUDA kernels look whether it lies on the host, those of the CPU whether it has dimensions: they round a
+    # truncated quotient only once then.
+    if device.type == "cuda":
+        return second.number is not None
+    return function.op == "div_trunc" and second.rank is not Rank.TENSOR
 
 
 def _of_number(function: Function, given: Sequence[InputSpec]) -> Function:

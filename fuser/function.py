@@ -29,7 +29,7 @@ READS = {"read": 1, "add_each": 2, "add_once": 2, "add_lanes": 2}
 # Ops whose ATen kernels take numbers in the narrow dtype, on CUDA too; those that on the CPU take a second operand in a
 # wider one; and a number that is no operand of theirs.
 _OF_NARROW = frozenset({"fmod", "remainder", "pow", "copysign", "atan2", "hypot", "addcmul"})
-_BY_WIDE = frozenset({"mul", "div", "div_number", "div_trunc"})
+_BY_WIDE = frozenset({"mul", "div", "div_number", "div_trunc", "div_trunc_number"})
 _OF_NUMBERS = frozenset({"lerp", "pow_number"})
 
 
@@ -272,7 +272,7 @@ class Function:
             return False
         if device_type == "cpu" and self.op is not None and self.op not in _OF_NUMBERS:
             return is_weak and slot == 1 and self.op in _BY_WIDE
-        is_dividend = self.op == "div" and slot == 0
+        is_dividend = self.op in {"div", "div_trunc"} and slot == 0
         return is_number and self.op not in _OF_NARROW and not is_dividend
 
     @property

@@ -301,3 +301,27 @@ def test_a_zero_that_was_an_integer_has_no_sign() -> None:
     group = builder.build(builder.apply(cast_function(torch.float32), [whole]))
     (got,) = fuser.run_fusion(fuser.register_fusion(group), [torch.full((40,), -0.3)])
     assert not got.signbit().any()
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int32], ids=str)
+def test_which_of_two_zeros_is_larger(dtype: torch.dtype) -> None:
+    """ATen's CUDA kernels take the positive one, its kernels of lists the second one; all of them keep NaN."""
+    values = torch.tensor([0.0, -0.0, 1.0, -1.0, *[float("nan")] * dtype.is_floating_point]).to(dtype).cuda()
+    x, y = (item.flatten() for item in torch.meshgrid(values, values, indexing="ij"))
+    calls: dict[str, Callable[[Any, Any], Any]] = {
+        name: lambda x, y, name=name: getattr(torch, name)(x, y)
+        for name in ("maximum", "minimum", "clamp_min", "clamp_max")
+    }
+    for zero in (0.0, -0.0):
+        calls |= {
+            f"clamp({zero}, 1)": lambda x, y, zero=zero: x.clamp(zero, 1.0),
+            f"clamp(-1, {zero})": lambda x, y, zero=zero: x.clamp(-1.0, zero),
+            f"clamp(min={zero})": lambda x, y, zero=zero: x.clamp(min=zero),
+            f"clamp(max={zero})": lambda x, y, zero=zero: x.clamp(max=zero),
+            f"hardtanh(-1, {zero})": lambda x, y, zero=zero: torch.nn.functional.hardtanh(x, -1.0, zero),
+        }
+    calls |= {"clamp": lambda x, y: x.clamp(y, y), "relu": lambda x, y: torch.relu(x)}
+    found = fuser.fuse(lambda x, y: tuple(call(x, y) for call in calls.values()))(x, y)
+    for (name, call), got in zip(calls.items(), found, strict=True):
+        assert same_bits(got, call(x, y)), name

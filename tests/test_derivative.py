@@ -419,7 +419,7 @@ _FORMULAS: dict[str, Callable[..., torch.Tensor]] = {
     "heaviside": lambda a, b: torch.where(a == 0, b, torch.where(a > 0, 1.0, 0.0)),
 }
 # Their texts round as the dtype of memory does, which only a kernel can: torch differentiates its own op.
-_TORCHS_OWN = ("hardshrink", "softshrink", "shrink_backward", "threshold", "div_trunc")
+_TORCHS_OWN = ("hardshrink", "softshrink", "shrink_backward", "threshold", "div_trunc", "div_trunc_number")
 
 
 def _real_ops() -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from functors import draw
+from functors import draw, same_bits
 from graph_checks import compare, trace
 from torch import nn, optim
 
@@ -266,3 +266,33 @@ def test_operators_of_a_list_may_leave_out_what_has_a_default() -> None:
 
     given = [torch.randn(4, 6), torch.randn(3)]
     compare(trace(step, given), given, [], 0)
+
+
+def maxima(x: list[torch.Tensor], y: list[torch.Tensor]) -> list[torch.Tensor]:
+    """All elements but NaN beside each other, in lists and in tensors."""
+    lists = [torch._foreach_maximum(x, y), torch._foreach_minimum(x, y), torch._foreach_clamp_min(x, 0.0)]
+    lists += [torch._foreach_clamp_max(x, -0.0)]
+    return [item * 1 for made in lists for item in made] + [torch.maximum(a, b) for a, b in zip(x, y, strict=True)]
+
+
+def check_maxima(device: str) -> list[ListFusion]:
+    """Compare with what aot_eager gives; return what stands for the lists."""
+    values = torch.tensor([0.0, -0.0, 1.0, float("nan")])
+    # Whole vectors of the CPU.
+    pair = (item.flatten().to(device) for item in torch.meshgrid(values, values, indexing="ij"))
+    lists = [[item.repeat(4), item.repeat(8)] for item in pair]
+    compiled = torch.compile(maxima, backend="fuser")
+    assert all(map(same_bits, compiled(*lists), torch.compile(maxima, backend="aot_eager")(*lists)))
+    (graph,) = record_graphs(compiled, tuple(lists), {})
+    return [module for module in graph.module.children() if isinstance(module, ListFusion)]
+
+
+@pytest.mark.cpu
+def test_larger_elements_of_lists() -> None:
+    assert check_maxima("cpu")
+
+
+@pytest.mark.cuda
+def test_larger_elements_of_lists_on_cuda() -> None:
+    """Of two zeros CUDA's kernels of lists take the second one, those of tensors the positive one."""
+    assert check_maxima("cuda")

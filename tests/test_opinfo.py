@@ -83,7 +83,7 @@ IN_GRAPHS = {
     "hardshrink", "hardsigmoid_backward", "hardswish_backward", "hardtanh_backward", "heaviside", "isneginf",
     "isposinf", "leaky_relu_backward", "left_shift", "log_sigmoid_backward", "logit_backward", "mish_backward",
     "nan_to_num", "native_dropout_backward", "prelu", "right_shift", "shrink_backward", "signbit", "softplus_backward",
-    "softshrink", "threshold", "tril", "triu", "div_trunc",
+    "softshrink", "threshold", "tril", "triu", "div_trunc", "div_trunc_number",
 }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from fuser.kernel_spec import MAX_OUTPUTS
 from fuser.layout import contiguous_strides
 from fuser.list_planner import launch_lists
 from fuser.list_record import ListCall, ListTarget
-from fuser.ops import bind_function
+from fuser.ops import OpCall, bind_function, of_lists
 from fuser.plan import Buffer
 from fuser.route import call_anew
 
@@ -395,7 +395,11 @@ class _WholePass(FusionPass):
         nodes = [node for node in graph.nodes if node.op == "call_function"]
         if not all(map(reading.is_fusible, nodes)) or len(graph.output_node().all_input_nodes) > MAX_OUTPUTS:
             return []
-        return [Partition(tuple(nodes), tuple(reading.calls[node] for node in nodes))]
+        return [Partition(tuple(nodes), tuple(_call_of(node, reading.calls[node]) for node in nodes))]
+
+
+def _call_of(node: fx.Node, call: OpCall | None) -> OpCall | None:
+    return replace(call, function=of_lists(call.function)) if call and node.meta["is_of_lists"] else call
 
 
 def _has_known_bits(op: _ListOp) -> bool:
@@ -418,7 +422,7 @@ def _write_group(
         if op.number is None:
             arguments = tuple(stand_ins[item] if isinstance(item, tuple | fx.Node) else item for item in op.args)
             stand_ins[op.items] = made = small.call_function(op.target, arguments, dict(op.kwargs))
-            made.meta["val"] = op.value
+            made.meta["val"], made.meta["is_of_lists"] = op.value, op.source is not None and op.value.is_cuda
     results = tuple(stand_ins[op.items] for op in kept)
     small.output(results if len(results) > 1 else results[0])
     module = fx.GraphModule({}, small)

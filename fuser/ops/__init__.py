@@ -42,7 +42,7 @@ from fuser.ops.composites import (
     expand,
     ordered_form,
 )
-from fuser.ops.elementary import is_first_power
+from fuser.ops.elementary import is_first_power, of_lists
 from fuser.ops.index import eager_index, index_function
 from fuser.ops.reductions import REDUCTIONS, ReductionOp, reduction_function
 from fuser.ops.softmax import ONE_WALK
@@ -94,6 +94,7 @@ __all__ = [
     "known_of",
     "lay_out",
     "needs_known",
+    "of_lists",
     "ordered_form",
     "put_function",
     "read_function",

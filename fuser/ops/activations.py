@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody uses
@@ -60,7 +62,8 @@ define(
     unlike_cuda(
         "T low = fuser_round<S>(min_val), high = fuser_round<S>(max_val);"
         " T y = x < low ? low : x; return y > high ? high : y;",
-        "if (x != x) return x; T y = x > min_val ? x : min_val; return y >= max_val ? max_val : y;",
+        "if (x != x || min_val != min_val) return x != x ? x : min_val;"
+        " return max_val != max_val ? max_val : min(max(x, min_val), max_val);",
     ),
     F.hardtanh,
     scalars=("min_val", "max_val"),
@@ -224,24 +227,32 @@ define(
     scalars=("threshold", "value"),
 )
 define("prelu", "T x, T weight", "return x > T(0) ? x : weight * x;", _ATEN._prelu_kernel, same_dtypes=True)
-define(
-    "glu",
-    "T a, T b",
-    "return a * (T(1) / (T(1) + exp(-b)));",
+
+
+def _eager_glu(a: Any, b: Any) -> Any:
     # The halves of a tensor that lies otherwise give a result that does.
-    lambda a, b: torch.empty_like(a * b).copy_(F.glu(torch.cat([a, b], -1))),
-)
+    like = torch.empty_like(a * b)
+    return like.copy_(F.glu(torch.stack([a.expand_as(like), b.expand_as(like)]), 0)[0])
+
+
+def _eager_glu_backward(half: int, g: Any, a: Any, b: Any) -> Any:
+    like = torch.empty_like(g * a * b)
+    halves = torch.stack([a.expand_as(like), b.expand_as(like)])
+    return like.copy_(_ATEN.glu_backward(g.expand_as(like)[None], halves, 0)[half])
+
+
+define("glu", "T a, T b", "return a * (T(1) / (T(1) + exp(-b)));", _eager_glu)
 define(
     "glu_backward_first",
     "T g, T b",
     "return T(1) / (T(1) + exp(-b)) * g;",
-    lambda g, b: _ATEN.glu_backward(g, torch.cat([b, b], -1), -1).chunk(2, -1)[0],
+    lambda g, b: _eager_glu_backward(0, g, b, b),
 )
 define(
     "glu_backward_second",
     "T g, T a, T b",
     "T s = T(1) / (T(1) + exp(-b)); return (T(1) - s) * s * g * a;",
-    lambda g, a, b: _ATEN.glu_backward(g, torch.cat([a, b], -1), -1).chunk(2, -1)[1],
+    functools.partial(_eager_glu_backward, 1),
 )
 define(
     "native_dropout_backward",

@@ -238,40 +238,43 @@ define(
 )
 for _name, _symbol in (("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">="), ("eq", "=="), ("ne", "!=")):
     define_test(_name, "T a, T b", f"return a {_symbol} b;", getattr(operator, _name))
-define("maximum", "T a, T b", "return a != a || a > b ? a : b;", torch.maximum, kinds=ANY_REAL)
-define("minimum", "T a, T b", "return a != a || a < b ? a : b;", torch.minimum, kinds=ANY_REAL)
-define(
-    "clamp_min",
-    "T x, T low",
-    "return x != x || x > low ? x : low;",
-    torch.clamp_min,
-    kinds=REAL,
-    numbers_have_layout=False,
-)
-define(
-    "clamp_max",
-    "T x, T high",
-    "return x != x || x < high ? x : high;",
-    torch.clamp_max,
-    kinds=REAL,
-    numbers_have_layout=False,
-)
+# Of two zeros ATen's CUDA kernels take the positive one for the larger; its vectors on the CPU, and its CUDA kernels of
+# lists, the second one.
+_MORE, _LESS = "return a != a || a > b ? a : b;", "return a != a || a < b ? a : b;"
+_LARGER = unlike_cuda(_MORE, "return a != a ? a : b != b ? b : max(a, b);")
+_SMALLER = unlike_cuda(_LESS, "return a != a ? a : b != b ? b : min(a, b);")
+_OF_LISTS = {"maximum": _MORE, "clamp_min": _MORE, "minimum": _LESS, "clamp_max": _LESS}
+define("maximum", "T a, T b", _LARGER, torch.maximum, kinds=ANY_REAL)
+define("minimum", "T a, T b", _SMALLER, torch.minimum, kinds=ANY_REAL)
+define("clamp_min", "T a, T b", _LARGER, torch.clamp_min, kinds=REAL, numbers_have_layout=False)
+define("clamp_max", "T a, T b", _SMALLER, torch.clamp_max, kinds=REAL, numbers_have_layout=False)
 define(
     "clamp",
     "T x, T low, T high",
-    "if (x != x || low != low) return x != x ? x : low; T y = x > low ? x : low;"
-    + unlike_cuda("return y < high ? y : high;", "return high != high || y > high ? high : y;"),
+    "if (x != x || low != low) return x != x ? x : low;"
+    + unlike_cuda(
+        "T y = x > low ? x : low; return y < high ? y : high;",
+        "return high != high ? high : min(max(x, low), high);",
+    ),
     torch.clamp,
     kinds=REAL,
     numbers_have_layout=False,
 )
 
 
+def of_lists(function: Function) -> Function:
+    """Return what ATen's CUDA kernels of lists have for an op: another functor for largest and smallest elements."""
+    text = _OF_LISTS.get(function.op or "")
+    if text is None:
+        return function
+    return replace(function, functor=parse_entry(function.functor.entry.removeprefix("aten_"), "T a, T b", text))
+
+
 # What equals a bound stays as it is: a zero keeps its sign.
 _WITHIN_NUMBERS = {
     "clamp": "T y = x < low || low != low ? low : x; return high < y || high != high ? high : y;",
-    "clamp_min": "return x < low || low != low ? low : x;",
-    "clamp_max": "return high < x || high != high ? high : x;",
+    "clamp_min": "return a < b || b != b ? b : a;",
+    "clamp_max": "return b < a || b != b ? b : a;",
 }
 
 

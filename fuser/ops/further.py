@@ -32,8 +32,20 @@ define(
     torch.bitwise_right_shift,
     kinds=_INT,
 )
+
+
+def _eager_div_trunc(a: Any, b: Any) -> Any:
+    return torch.div(a, b, rounding_mode="trunc")
+
+
+define("div_trunc", "T a, T b", "return trunc(fuser_round<S>(a / b));", _eager_div_trunc)
+# As ``div_number``.
 define(
-    "div_trunc", "T a, T b", "return trunc(fuser_round<S>(a / b));", lambda a, b: torch.div(a, b, rounding_mode="trunc")
+    "div_trunc_number",
+    "T a, double b",
+    "\n#ifdef __CUDACC__\nreturn trunc(a * T(1.0 / b));\n#else\nreturn trunc(a / T(b));\n#endif\n",
+    _eager_div_trunc,
+    unpromoted=("b",),
 )
 define("fmax", "T a, T b", "return fmax(a, b);", torch.fmax)
 define("fmin", "T a, T b", "return fmin(a, b);", torch.fmin)
@@ -150,9 +162,10 @@ def _bind_unary(name: str) -> Callable[..., OpCall | None]:
 
 
 def _bind_div_mode(input: Any, other: Any, *, rounding_mode: Any = None) -> OpCall | None:  # noqa: A002
-    # By a number ATen's CUDA kernels multiply, and floors have steps of their own.
-    is_served = rounding_mode == "trunc" and not is_number(other) and not is_number(input)
-    return _call("div_trunc", input, other) if is_served else None
+    # Floors have steps of their own.
+    if rounding_mode != "trunc" or is_number(input) or isinstance(other, complex):
+        return None
+    return _call("div_trunc_number" if is_number(other) else "div_trunc", input, other)
 
 
 @asking
