@@ -396,6 +396,7 @@ _SECOND = (-2.0, -0.5, 0.0, 0.5, 1.0, 2.0, 3.0)
 _NUMBERS: dict[str, tuple[float, ...]] = {
     "pow_number": (2.0, 3.0, 0.5, -1.0, 0.0, 1.0, 2.5, -0.5, -2.0),
     "div_number": (3.0, -0.25),
+    "div_trunc_number": (3.0, -0.25),
 }
 
 
@@ -419,7 +420,7 @@ _FORMULAS: dict[str, Callable[..., torch.Tensor]] = {
     "heaviside": lambda a, b: torch.where(a == 0, b, torch.where(a > 0, 1.0, 0.0)),
 }
 # Their texts round as the dtype of memory does, which only a kernel can: torch differentiates its own op.
-_TORCHS_OWN = ("hardshrink", "softshrink", "shrink_backward", "threshold", "div_trunc", "div_trunc_number")
+_TORCHS_OWN = ("hardshrink", "softshrink", "shrink_backward", "threshold", "div_trunc")
 
 
 def _real_ops() -> list[str]:

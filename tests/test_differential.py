@@ -30,9 +30,12 @@ DTYPES = (
 SHAPES = ((4, 5, 6), (5, 6), (6,), (1,), (), (4, 1, 6), (4, 5, 1), (1, 1, 1))
 NUMBERS = (0, 1, -2, 3, 0.5, -1.25, 1e-3, True, False)
 
+# Ops of a number, or of a dtype.
+NO_TENSORS = {"to", "convert", "div_number", "div_trunc_number"}
+
 FUNCTIONS: dict[str, Function] = {
     **{case.name: functor(case.name).function for case in CASES if case.is_total},
-    **{f"aten.{name}": op.function for name, op in OPS.items() if op.name not in {"to", "convert", "div_number"}},
+    **{f"aten.{name}": op.function for name, op in OPS.items() if op.name not in NO_TENSORS},
     "aten.to_half": cast_function(torch.float16),
     "aten.to_int": cast_function(torch.int32),
 }

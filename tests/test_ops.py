@@ -96,6 +96,7 @@ PATTERNS: tuple[tuple[tuple[Any, ...], tuple[tuple[str, Any], ...]], ...] = (
     ((X, 1.5, 2.0, 0.5, False, Y), ()),
     ((X, C, 2.5), ()),
     ((X, Y), (("rounding_mode", "trunc"),)),
+    ((X, 2.5), (("rounding_mode", "trunc"),)),
     ((X, Y), (("rounding_mode", "floor"),)),
 )
 
