@@ -6,7 +6,13 @@ template <typename T> T aten_mul(T a, T b) { return a * b; }
 
 namespace fuser_f1 {
 #line 1 "functor1.aten_maximum"
-template <typename T> T aten_maximum(T a, T b) { return a != a || a > b ? a : b; }
+template <typename T> T aten_maximum(T a, T b) { 
+#ifdef FUSER_CPU
+return a != a || a > b ? a : b;
+#else
+ return a != a ? a : b != b ? b : max(a, b);
+#endif
+ }
 #line N "fuser_kernel"
 }
 
