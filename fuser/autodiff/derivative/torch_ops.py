@@ -99,6 +99,13 @@ def _hardswish(x: Expr) -> Expr:
     return above.where(x.call("le", -3).call("logical_not"), 0)
 
 
+def _hardtanh(x: Expr, low: Expr, high: Expr) -> Expr:
+    # On a bound there is none.
+    low, high = low.to(x.dtype), high.to(x.dtype)
+    above = x.where(x.call("le", low).call("logical_not"), low)
+    return above.where(above.call("ge", high).call("logical_not"), high)
+
+
 def _sigmoid(x: Expr) -> Expr:
     return 1 / ((-x).call("exp") + 1)
 
@@ -141,6 +148,7 @@ DIFFERENTIATED_AS: dict[str, Callable[..., Expr]] = {
     "clamp_max_number": _clamp_max_number,
     "hardsigmoid": _hardsigmoid,
     "hardswish": _hardswish,
+    "hardtanh": _hardtanh,
     "logaddexp": lambda a, b: a.call("logaddexp", b),
     "pow": lambda a, b: a.call("pow", b),
     "pow_number": _pow_number,
