@@ -15,7 +15,10 @@ import networkx
 PACKAGE = Path(__file__).parent.parent / "fuser"
 PICTURE = Path(__file__).with_name("rooms.svg")
 # What everybody imports, and what starts everything, would hide the rest.
-LEFT_OUT = {"__init__", "__main__", "_later", "_version", "config", "counters", "errors", "late", "log", "progress"}
+LEFT_OUT = {
+    "__init__", "__main__", "_later", "_version",
+    "config", "counters", "errors", "late", "log", "plain_torch", "progress",
+}  # fmt: skip
 WIDTH, ROW, BOX, HEIGHT = 980, 62, 104, 26
 # One for what belongs together, from what users call down to how their text is read.
 COLOURS = {

@@ -506,6 +506,9 @@ def test_all_that_changes_a_cubin_is_part_of_its_key(monkeypatch: pytest.MonkeyP
     assert None in makers
 
 
+# A torch for CUDA has loaded it before anybody asks.
+before_torch_loads_it = pytest.mark.skipif(torch.version.cuda is not None, reason="torch has loaded NVRTC itself")
+
 # Which file NVRTC is, before and after it is loaded.
 WHICH_NVRTC = """
 from cuda.pathfinder import load_nvidia_dynamic_lib
@@ -520,6 +523,7 @@ assert find_nvrtc().samefile(found)
 """
 
 
+@before_torch_loads_it
 @pytest.mark.nvrtc
 def test_nvrtc_is_not_loaded_to_learn_which_file_it_is() -> None:
     done = subprocess.run([sys.executable, "-c", WHICH_NVRTC], capture_output=True, text=True, check=False)
@@ -539,6 +543,7 @@ assert found == Path(load_nvidia_dynamic_lib("nvrtc").abs_path)
 """
 
 
+@before_torch_loads_it
 @pytest.mark.nvrtc
 def test_nvrtc_is_no_wheel_that_is_not_loaded(tmp_path: Path) -> None:
     """The dynamic loader's one is loaded, and kernels in the cache are that one's."""

@@ -10,8 +10,18 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 
 from fuser.ops.table import REAL, define, unlike_cuda
+from fuser.plain_torch import plain_torch
 
 _ATEN = torch.ops.aten
+_ROUNDED = "fuser_round<S>(lambd)"
+
+
+def _rounds_bound() -> bool:
+    """Whether ATen's CPU kernel of softshrink rounds its bound to the dtype first: since torch 2.15 it does."""
+    with plain_torch():
+        x = torch.full((64,), 1 / 3, dtype=torch.bfloat16, device="cpu")
+        return not _ATEN.softshrink(x, 1 / 3).any().item()
+
 
 # --- activations and their derivatives --------------------------------------------------------------------------
 define(
@@ -201,7 +211,7 @@ define(
 define(
     "softshrink",
     "T x, T lambd",
-    unlike_cuda("T bound = lambd;", "T bound = fuser_round<S>(lambd);")
+    unlike_cuda(f"T bound = {_ROUNDED if _rounds_bound() else 'lambd'};", f"T bound = {_ROUNDED};")
     + "return x != x ? x : x > bound ? x - bound : x < -bound ? x + bound : T(0);",
     _ATEN.softshrink,
     scalars=("lambd",),

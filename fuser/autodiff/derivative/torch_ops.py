@@ -11,10 +11,9 @@ from collections.abc import Callable
 from functools import cache
 
 import torch
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-from torch.utils._python_dispatch import _disable_current_modes
 
 from fuser.autodiff.derivative.expression import Expr
+from fuser.plain_torch import plain_torch
 
 __all__ = ["DIFFERENTIATED_AS"]
 
@@ -69,12 +68,7 @@ def _shares_at_bounds() -> bool:
 
     Torch 2.15 does; earlier versions give it to what is clamped. Asked of the torch that is there.
     """
-    with (
-        _disable_current_modes(),
-        temporarily_clear_interpreter_stack(),
-        torch.inference_mode(False),
-        torch.enable_grad(),
-    ):
+    with plain_torch():
         x = torch.ones(1, device="cpu", requires_grad=True)
         (gradient,) = torch.autograd.grad(torch.clamp_min(x, torch.ones(1, device="cpu")), x)
         return gradient.item() != 1
