@@ -92,7 +92,7 @@ def batches() -> Iterator[Any]:
             yield pytest.param(batch, dtype, id=f"{str(dtype)[6:]}-{batch[0]}", marks=marks)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.cpu
 @pytest.mark.parametrize(("constructs", "dtype"), [*batches()])
 def test_constructs_have_the_kernels_bits(constructs: list[Construct], dtype: torch.dtype) -> None:

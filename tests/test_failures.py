@@ -114,6 +114,7 @@ BROKEN = {
 
 
 @pytest.mark.cpu
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_compiler_that_fails_is_tried_again(name: str, make_compiler: Callable[[str], Path]) -> None:
     body, reason = BROKEN[name]

@@ -78,6 +78,7 @@ ROUTES: dict[str, Callable[[], Callable[[Tensor], Any]]] = {
 KINDS = [*((name, torch.float32) for name in ROUTES), ("a functor", torch.complex64), ("the operator", torch.complex64)]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("name", "dtype"), KINDS, ids=str)
 def test_no_call_keeps_its_tensors(name: str, dtype: torch.dtype) -> None:
     function = ROUTES[name]()

@@ -199,6 +199,7 @@ def test_fast_numerics_have_padded_rows(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.nvrtc
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("depth", [8, 16])
 @pytest.mark.parametrize("rows", [(True, True), (True, False), (False, False)])
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100", "sm_120"])

@@ -246,6 +246,7 @@ def check(made: Expressions, operands: Sequence[Operand]) -> None:
             raise AssertionError(message)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
 @pytest.mark.parametrize("op", REWRITES)
 def test_rewrites_keep_every_bit(op: str, dtype: torch.dtype) -> None:
