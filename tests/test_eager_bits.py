@@ -146,6 +146,14 @@ def test_steps_and_multiply_adds(dtype: torch.dtype) -> None:
     check(UNARY | {name: call for name, call in POWERS.items() if dtype in NARROW or "." not in name}, x)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int64], ids=str)
+def test_multiply_adds_of_integers(dtype: torch.dtype) -> None:
+    """C++ computes with short ones in int."""
+    x, y = (torch.arange(128, dtype=torch.int64).mul(by).to(dtype) for by in (7, 13))
+    calls = {"addcmul": lambda x, y: torch.addcmul(x, y, x, value=3), "add": lambda x, y: torch.add(x, y, alpha=3)}
+    check(calls | {"sub": lambda x, y: torch.sub(x, y, alpha=3)}, x, y)
+
+
 def test_what_a_bound_that_is_no_number_makes_of_all() -> None:
     x = torch.tensor([-1.0, 0.5, 2.0])
     for low, high in ((float("nan"), 1.0), (0.0, float("nan"))):

@@ -176,7 +176,7 @@ define(
     "addcmul",
     "T a, T b, T c, T value",
     unlike_cuda(
-        "return fuser_multiply_add(value * b, c, a);",
+        "return fuser_multiply_add<T>(value * b, c, a);",
         # Times 1, ATen's kernel adds the product before it is rounded.
         "T x = value == T(1) ? b : value; T y = value == T(1) ? c : b * c; return a + x * y;",
     ),
