@@ -15,7 +15,6 @@ from torch import Tensor
 from typing_extensions import override
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))  # the harness is a folder of the repository, not an installed package
 
 from benchmarks import __main__ as command  # noqa: E402
 from benchmarks import apart, chains, check, compile_time, python_launcher, report, sweep, timing  # noqa: E402

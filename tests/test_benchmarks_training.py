@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import torch
 from torch import Tensor
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))  # the harness is a folder of the repository, not an installed package
 
 from benchmarks.training import __main__ as command  # noqa: E402
 from benchmarks.training import chains, contestants, measure, report, sampling  # noqa: E402

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import operator
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -17,14 +16,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import fuser
+from benchmarks import partition as benchmark
+from benchmarks.partition import GRAPHS
 from fuser.fx import fuse_graph, nodes, partition
 from fuser.kernel_spec import MAX_INPUTS, MAX_OUTPUTS
 from fuser.ops import bind_for
-
-sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/ is a folder, not an installed package
-
-from benchmarks import partition as benchmark
-from benchmarks.partition import GRAPHS
 
 COPY = "template <typename T> T {name}(T x) {{ return x; }}"
 PAIR = "template <typename T> void pair(T x, T& a, T& b) { a = x; b = -x; }"
