@@ -39,11 +39,11 @@ def _eager_div_trunc(a: Any, b: Any) -> Any:
 
 
 define("div_trunc", "T a, T b", "return trunc(fuser_round<S>(a / b));", _eager_div_trunc)
-# As ``div_number``.
+# As ``div_number``, but for the reciprocal, which is not computed in double.
 define(
     "div_trunc_number",
     "T a, double b",
-    "\n#ifdef __CUDACC__\nreturn trunc(a * T(1.0 / b));\n#else\nreturn trunc(a / T(b));\n#endif\n",
+    "\n#ifdef __CUDACC__\nreturn trunc(a * (T(1) / T(b)));\n#else\nreturn trunc(a / T(b));\n#endif\n",
     _eager_div_trunc,
     unpromoted=("b",),
 )
