@@ -209,6 +209,8 @@ class TableWriter(AtenWriter):
             return ATEN.neg.default, (x,), {}
         _, *saved = list(made.users)[:3]
         gradient, mask = self.same(x), [self.draw.random() < 0.7 for _ in range(3)]
+        # Torch's CPU kernel for channels_last writes to the first one, wanted or not.
+        mask[0] |= name == "native_group_norm_backward"
         more: dict[str, tuple[Any, ...]] = {
             "native_layer_norm_backward": (*args[1:2], *saved, *args[2:4], mask),
             "_fused_rms_norm_backward": (*args[1:2], *saved[:1], args[2], mask[:2]),
