@@ -30,8 +30,8 @@ DTYPES = (
 SHAPES = ((4, 5, 6), (5, 6), (6,), (1,), (), (4, 1, 6), (4, 5, 1), (1, 1, 1))
 NUMBERS = (0, 1, -2, 3, 0.5, -1.25, 1e-3, True, False)
 
-# Ops of a number, or of a dtype.
-NO_TENSORS = {"to", "convert", "div_number", "div_trunc_number"}
+# Ops of a number, of a dtype, or of places.
+NO_TENSORS = {"to", "convert", "div_number", "div_trunc_number", "tril", "triu"}
 
 FUNCTIONS: dict[str, Function] = {
     **{case.name: functor(case.name).function for case in CASES if case.is_total},
@@ -172,7 +172,7 @@ def check_against_eager(
     if case is None:
         try:
             wanted = Fallback(single).run([*values, *scalars], "")
-        except (RuntimeError, TypeError) as error:
+        except (RuntimeError, TypeError, AttributeError) as error:
             # torch has no such call: a number where its op takes tensors alone, a bool for alpha, or shapes that oneDNN
             # does not broadcast.
             is_tensors = len(operands) == len(values) and not any(isinstance(item, bool) for item in scalars)

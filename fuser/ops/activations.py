@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from typing import Any
 
 import torch
@@ -239,16 +240,20 @@ define(
 define("prelu", "T x, T weight", "return x > T(0) ? x : weight * x;", _ATEN._prelu_kernel, same_dtypes=True)
 
 
+def _alike(*operands: Any) -> tuple[Any, list[Any]]:
+    # Memory for a result, and the operands with its shape and dtype: they may be broadcast, and lie otherwise.
+    like = torch.empty_like(functools.reduce(operator.mul, operands))
+    return like, [torch.broadcast_to(item, like.shape).to(like.dtype) for item in operands]
+
+
 def _eager_glu(a: Any, b: Any) -> Any:
-    # The halves of a tensor that lies otherwise give a result that does.
-    like = torch.empty_like(a * b)
-    return like.copy_(F.glu(torch.stack([a.expand_as(like), b.expand_as(like)]), 0)[0])
+    like, halves = _alike(a, b)
+    return like.copy_(F.glu(torch.stack(halves), 0)[0])
 
 
 def _eager_glu_backward(half: int, g: Any, a: Any, b: Any) -> Any:
-    like = torch.empty_like(g * a * b)
-    halves = torch.stack([a.expand_as(like), b.expand_as(like)])
-    return like.copy_(_ATEN.glu_backward(g.expand_as(like)[None], halves, 0)[half])
+    like, (g, *halves) = _alike(g, a, b)
+    return like.copy_(_ATEN.glu_backward(g[None], torch.stack(halves), 0)[half])
 
 
 define("glu", "T a, T b", "return a * (T(1) / (T(1) + exp(-b)));", _eager_glu)
