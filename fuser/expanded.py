@@ -126,14 +126,14 @@ def expand_call(
 
 
 def _take_numbers(group: FusionGroup, values: Sequence[DescribedValue], device: torch.device) -> FusionGroup:
-    applications = []
-    for item in group.applications:
-        given = [values[value].spec for value in item.tensors]
-        if item.function.op in _OF_NUMBER and _counts_as_number(item.function, given[1], device):
-            item = replace(item, function=_of_number(item.function, given))
-        applications.append(item)
-    taken = tuple(applications)
-    return group if taken == group.applications else replace(group, applications=taken, _key=[])
+    taken = {
+        index: replace(item, function=_of_number(item.function, [values[value].spec for value in item.tensors]))
+        for index, item in enumerate(group.applications)
+        if item.function.op in _OF_NUMBER and _counts_as_number(item.function, values[item.tensors[1]].spec, device)
+    }
+    if not taken:
+        return group
+    return replace(group, applications=tuple(taken.get(i, item) for i, item in enumerate(group.applications)), _key=[])
 
 
 def _counts_as_number(function: Function, second: InputSpec, device: torch.device) -> bool:

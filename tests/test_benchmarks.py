@@ -14,13 +14,11 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-ROOT = Path(__file__).parents[1]
-
-from benchmarks import __main__ as command  # noqa: E402
-from benchmarks import apart, chains, check, compile_time, python_launcher, report, sweep, timing  # noqa: E402
-from benchmarks.peers import PEERS, Absent, Peer, Unsupported  # noqa: E402
-from benchmarks.peers.array_peers import Jax  # noqa: E402
-from benchmarks.peers.triton_peer import print_flat_kernel, print_tiled_kernel  # noqa: E402
+from benchmarks import __main__ as command
+from benchmarks import apart, chains, check, compile_time, python_launcher, report, sweep, timing
+from benchmarks.peers import PEERS, Absent, Peer, Unsupported
+from benchmarks.peers.array_peers import Jax
+from benchmarks.peers.triton_peer import print_flat_kernel, print_tiled_kernel
 
 CPU = torch.device("cpu")
 TIMING_KEYS = {"method", "median", "p10", "p90", "samples"}

@@ -11,10 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-ROOT = Path(__file__).parents[1]
-
-from benchmarks.training import __main__ as command  # noqa: E402
-from benchmarks.training import chains, contestants, measure, report, sampling  # noqa: E402
+from benchmarks.training import __main__ as command
+from benchmarks.training import chains, contestants, measure, report, sampling
 
 CPU = torch.device("cpu")
 TIMING_KEYS = {"method", "median", "p10", "p90", "count"}

@@ -8,9 +8,9 @@ from functors import draw, same_bits, special_tensor
 
 import fuser
 from fuser.compiler import register
-from fuser.expanded import expand_call
+from fuser.expanded import Expanded, expand_call
 from fuser.graph import FusionGroup
-from fuser.kernel_spec import infer_layouts
+from fuser.kernel_spec import KernelSpec, infer_layouts
 from fuser.ops import OPS
 from fuser.tensor_desc import describe, value_layouts
 
@@ -37,31 +37,34 @@ def group_of(name: str, operands: int) -> FusionGroup:
     return builder.build(builder.apply(function, tensors, scalars))
 
 
-def planned(name: str, x: torch.Tensor, number: torch.Tensor | float) -> tuple[str | None, bool]:
-    """What an op of a GPU's tensor (given on meta) and one of the host becomes: its name, and whether it promotes."""
-    spec = register(group_of(name, 2))
-    descs = [describe(x, GPU), describe(number)]
-    (item,) = expand_call(spec, descs, GPU, infer_layouts(spec.group, value_layouts(descs))).group.applications
+def planned(spec: KernelSpec, *tensors: torch.Tensor) -> Expanded:
+    """The group of an op as a call on a GPU has it; what lies there is given on meta."""
+    descs = [describe(item, GPU) for item in tensors]
+    return expand_call(spec, descs, GPU, infer_layouts(spec.group, value_layouts(descs)))
+
+
+def becomes(name: str, *tensors: torch.Tensor) -> tuple[str | None, bool]:
+    """What an op of two tensors is then: its name, and whether the second one has a say in the dtype."""
+    (item,) = planned(register(group_of(name, 2)), *tensors).group.applications
     return item.function.op, not item.function.unpromoted
 
 
 def test_divisors_and_exponents_count_as_numbers() -> None:
     x, ints = torch.empty(3, 4, device="meta"), torch.empty(3, dtype=torch.int32, device="meta")
     single = torch.tensor(0.1)
-    assert planned("div", x, single) == ("div_number", False)
-    assert planned("div", x.bfloat16(), single.double()) == ("div_number", False)
-    assert planned("pow", x, single)[0] == "pow_number"
+    assert becomes("div", x, single) == ("div_number", False)
+    assert becomes("div", x.bfloat16(), single.double()) == ("div_number", False)
+    assert becomes("pow", x, single)[0] == "pow_number"
     # Here the divisor decides the dtype.
-    assert planned("div", ints, single.double()) == ("div_number", True)
-    assert planned("div", x[0, 0], single.double()) == ("div_number", True)
+    assert becomes("div", ints, single.double()) == ("div_number", True)
+    assert becomes("div", x[0, 0], single.double()) == ("div_number", True)
 
 
 def test_what_stays_as_it_is() -> None:
     x, on_gpu = torch.empty(3, 4, device="meta"), torch.empty((), device="meta")
-    assert planned("mul", x, torch.tensor(0.1))[0] == "mul"
+    assert becomes("mul", x, torch.tensor(0.1))[0] == "mul"
     spec = register(group_of("div", 2))
-    descs = [describe(item, GPU) for item in (x, on_gpu)]
-    assert expand_call(spec, descs, GPU, infer_layouts(spec.group, value_layouts(descs))).spec is spec
+    assert planned(spec, x, on_gpu).spec is spec
 
 
 @pytest.mark.cuda

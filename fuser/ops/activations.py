@@ -14,15 +14,6 @@ from fuser.ops.table import REAL, define, unlike_cuda
 from fuser.plain_torch import plain_torch
 
 _ATEN = torch.ops.aten
-_ROUNDED = "fuser_round<S>(lambd)"
-
-
-def _rounds_bound() -> bool:
-    """Whether ATen's CPU kernel of softshrink rounds its bound to the dtype first: since torch 2.15 it does."""
-    with plain_torch():
-        x = torch.full((64,), 1 / 3, dtype=torch.bfloat16, device="cpu")
-        return not _ATEN.softshrink(x, 1 / 3).any().item()
-
 
 # --- activations and their derivatives --------------------------------------------------------------------------
 define(
@@ -199,7 +190,7 @@ define(
     + unlike_cuda("T z = fuser_round<S>(exp(-fabs(x)));", "T z = exp(-fabs(x));")
     + "return g * (most - sign * (z / (T(1) + z)));",
     # The buffer as torch has it: its exponential is not always torch.exp's.
-    lambda g, x: _ATEN.log_sigmoid_backward(g, x, _ATEN.log_sigmoid_forward(x.detach())[1]),
+    lambda g, x: _ATEN.log_sigmoid_backward(g, x, _ATEN.log_sigmoid_forward(torch.detach(x))[1]),
 )
 # Bounds are numbers of the dtype.
 define(
@@ -209,14 +200,19 @@ define(
     _ATEN.hardshrink,
     scalars=("lambd",),
 )
-define(
-    "softshrink",
-    "T x, T lambd",
-    unlike_cuda(f"T bound = {_ROUNDED if _rounds_bound() else 'lambd'};", f"T bound = {_ROUNDED};")
-    + "return x != x ? x : x > bound ? x - bound : x < -bound ? x + bound : T(0);",
-    _ATEN.softshrink,
-    scalars=("lambd",),
-)
+
+
+def _softshrink() -> str:
+    rounded = "T bound = fuser_round<S>(lambd);"
+    # Since torch 2.15 ATen's CPU kernel rounds its bound to the dtype, too.
+    with plain_torch():
+        x = torch.full((64,), 1 / 3, dtype=torch.bfloat16, device="cpu")
+        is_rounded = not _ATEN.softshrink(x, 1 / 3).any().item()
+    bound = rounded if is_rounded else unlike_cuda("T bound = lambd;", rounded)
+    return f"{bound} return x != x ? x : x > bound ? x - bound : x < -bound ? x + bound : T(0);"
+
+
+define("softshrink", "T x, T lambd", _softshrink, _ATEN.softshrink, scalars=("lambd",))
 define(
     "shrink_backward",
     "T g, T x, T lambd",

@@ -233,7 +233,8 @@ def _bind_logit_backward(grad_output: Any, self: Any, eps: Any = None) -> OpCall
 @asking
 def _bind_dropout_backward(grad_output: Any, mask: Any, scale: Any) -> OpCall | None:
     known = known_of(grad_output)
-    if known and not known.is_contiguous and known.memory_format is torch.contiguous_format:
-        # CUDA's kernel writes what is in no format of torch's row-major; the CPU's keeps the strides.
-        grad_output = grad_output if known.device_type == "cpu" else op_call("contiguous", grad_output)
+    is_in_no_format = known and not known.is_contiguous and known.memory_format is torch.contiguous_format
+    # CUDA's kernel writes that row-major; the CPU's keeps the strides.
+    if known and is_in_no_format and known.device_type != "cpu":
+        grad_output = op_call("contiguous", grad_output)
     return _call("native_dropout_backward", grad_output, mask, scale=scale)

@@ -83,7 +83,7 @@ def dtype_kind(dtype: torch.dtype) -> str:
 def define(
     name: str,
     parameters: str,
-    body: str,
+    body: str | Callable[[], str],
     eager: Callable[..., Any],
     *,
     kinds: frozenset[str] = FLOAT,
@@ -96,12 +96,16 @@ def define(
     is_contiguous: bool = False,
     result: str = "T",
 ) -> None:
-    """Add a row: the functor's parameters and body as C++, and what Op and Function say of it."""
+    """Add a row: the functor's parameters and body as C++, and what Op and Function say of it.
+
+    A body that depends on the torch that is there is a function, which is called when the op is first met.
+    """
 
     @functools.cache
     def make_function() -> Function:
+        text = body if isinstance(body, str) else body()
         return Function(
-            functor=parse_entry(name, parameters, body, scalars, "bool" if out_dtype is torch.bool else result),
+            functor=parse_entry(name, parameters, text, scalars, "bool" if out_dtype is torch.bool else result),
             op=name,
             promotion=promotion,
             unpromoted=unpromoted,
