@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from functools import cache
+
+import torch
 
 from fuser import counters, disk_cache, log
 from fuser.codegen import KernelSource, build_source
@@ -23,6 +26,7 @@ from fuser.fused_kernel import Backend, FusedKernel
 from fuser.graph import FusionGroup
 from fuser.kernel_cache import KernelStore, SpecCache
 from fuser.kernel_spec import ArgSpec, KernelSpec
+from fuser.process import core_count, map_in_threads, planning
 
 __all__ = [
     "backend_for",
@@ -30,10 +34,12 @@ __all__ = [
     "check_cuda_text",
     "clear_failures",
     "compile_kernel",
+    "compile_kernels",
     "has_host_compiler",
     "register",
     "registered",
     "reload_kernel",
+    "thread_count",
 ]
 
 _specs = SpecCache()
@@ -93,7 +99,8 @@ def compile_kernel(spec: KernelSpec, args: ArgSpec, device_index: int | None) ->
     def make() -> FusedKernel:
         if log.wants("spec"):
             log.say("spec", str(args))
-        source = build_source(spec.group, args, backend.dialect)
+        with planning():
+            source = build_source(spec.group, args, backend.dialect)
         log.say("source", source.text)
         ending = "cu" if source.dialect == "cuda" else "cpp"
         dump(source, {"group.json": spec.text, "spec.txt": str(args), f"kernel.{ending}": source.text})
@@ -108,6 +115,35 @@ def compile_kernel(spec: KernelSpec, args: ArgSpec, device_index: int | None) ->
         return kernel
 
     return _store(spec).get_or_compile((args, target), make)
+
+
+def compile_kernels(wanted: Sequence[tuple[KernelSpec, ArgSpec]], device_index: int | None) -> list[FusedKernel]:
+    """Return the kernels of one device, as ``compile_kernel``: those that are not in memory come side by side."""
+    made: dict[tuple[int, ArgSpec], FusedKernel] = {}
+    if len(wanted) > 1:
+        target = backend_for(wanted[0][1].device_type).target(device_index)
+        missing = {(spec.key, args): spec for spec, args in wanted if (args, target) not in _store(spec)}
+        if len(missing) > 1:
+            texts = [(spec, args) for (_, args), spec in missing.items()]
+            count = thread_count(len(texts))
+            compiled = map_in_threads(lambda text: compile_kernel(*text, device_index), texts, count)
+            made = dict(zip(missing, compiled, strict=True))
+    found = []
+    for spec, args in wanted:
+        kernel = made.pop((spec.key, args), None)
+        found.append(compile_kernel(spec, args, device_index) if kernel is None else kernel)
+    return found
+
+
+def thread_count(wanted: int) -> int:
+    """Return in how many threads that many kernels may be made.
+
+    They wait for one another's compilers (``compiler_slots``), so that there may be more of them than cores; but on one
+    core they have nothing to share, and what this thread captures as a CUDA graph another one would break.
+    """
+    if core_count() == 1 or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+        return 1
+    return wanted
 
 
 def reload_kernel(source: KernelSource, key: CacheKey) -> FusedKernel:

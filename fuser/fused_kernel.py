@@ -19,6 +19,7 @@ from fuser.geometry import Flat, Launch, launch_lists, pack_geometry
 from fuser.hints import find_hint
 from fuser.layout import IterationSpace
 from fuser.prelude import offered_names
+from fuser.process import Slots, core_count
 
 __all__ = [
     "ArgumentPacker",
@@ -27,9 +28,12 @@ __all__ = [
     "ListPacker",
     "build_compile_error",
     "check_may_compile",
+    "compiler_slots",
     "warn_of_texts",
 ]
 
+# What compilers hold, each of which takes a core and some hundred MB; as turns are taken blindly, twice as many.
+compiler_slots = Slots(2 * core_count())
 # struct letters of a number passed by value.
 _FIELDS = {"f": "d", "c": "dd", "i": "q", "b": "q"}
 # Where codegen puts each functor: no name of the user's.
@@ -72,6 +76,9 @@ class Backend(Protocol):
 
     def target(self, device_index: int | None) -> str:
         """Return what code is made for: a GPU architecture (sm_90), or the host."""
+
+    def load_compiler(self) -> None:
+        """Find, and load, what compiles, if it can be had: that takes as long as a small kernel."""
 
     def compile(self, source: KernelSource, target: str) -> FusedKernel:
         """Compile, or load from the disk cache.

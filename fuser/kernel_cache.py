@@ -61,6 +61,11 @@ class KernelStore:
             raise copy.copy(content)
         return content
 
+    def __contains__(self, key: Hashable) -> bool:
+        """Whether the kernel of ``key`` is here, or why there is none."""
+        slot = self._slots.get(key)
+        return slot is not None and slot.content is not None
+
     def clear_failures(self) -> None:
         """Forget the errors that are remembered."""
         for slot in list(self._slots.values()):

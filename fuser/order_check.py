@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,8 +18,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fuser import counters, disk_cache, log
 from fuser import torch_ops as ops
 from fuser._version import __version__
+from fuser.access import VECTOR_BYTES
 from fuser.combining import Reduction
-from fuser.compiler import register
+from fuser.compiler import register, thread_count
 from fuser.cuda.aten_orders import coalesce
 from fuser.disk_cache import CacheKey
 from fuser.errors import CaptureError, NoCompileError
@@ -28,9 +30,9 @@ from fuser.graph import GroupBuilder
 from fuser.kernel_spec import KernelSpec
 from fuser.layout import Shape
 from fuser.orders import ANY_ORDER, COLUMN_ORDERS, RowOrder
-from fuser.process import Lock
+from fuser.process import Lock, map_in_threads, planning
 from fuser.row_orders import torchs_order
-from fuser.tensor_desc import TensorDesc
+from fuser.tensor_desc import TensorDesc, describe
 
 __all__ = ["OrderCase", "find_verdict", "installation", "is_kept"]
 
@@ -55,8 +57,17 @@ _HIDDEN = ("norm", "welford")
 # Each is held while its case is compared.
 _locks: dict[CacheKey, Lock] = {}
 _verdicts: dict[CacheKey, bool] = {}
+_drawing = Lock()
 
-Run = Callable[[KernelSpec, list[Any]], Sequence[torch.Tensor]]
+# From a group and its inputs' descriptions to what runs it.
+Prepare = Callable[[KernelSpec, Sequence[TensorDesc]], Callable[[list[Any]], Sequence[torch.Tensor]]]
+
+
+class Example(NamedTuple):
+    """Inputs of an op alone."""
+
+    described: tuple[TensorDesc, ...]
+    draw: Callable[[torch.Generator], list[Any]]
 
 
 class OrderCase(NamedTuple):
@@ -79,6 +90,10 @@ class OrderCase(NamedTuple):
         kind = (repr(form), str([item.dtype for item in self.tensors]), str(tuple(map(_kind_of, self.orders))))
         return CacheKey.build(("order", *installation(self.device), *kind, length), ())
 
+    def is_known(self) -> bool:
+        """Whether this process has the verdict."""
+        return self.cache_key() in _verdicts
+
     def forms(self) -> Iterator[OrderCase]:
         """Give the op, and one with results that hide nothing where its own do and no row's come to little."""
         yield self
@@ -93,29 +108,39 @@ class OrderCase(NamedTuple):
         scalars = [builder.add_input(item.name, is_scalar=True) for item in self.function.scalars]
         return register(builder.build(builder.apply(self.function, tensors, scalars)))
 
-    def examples(self, generator: torch.Generator) -> Iterator[list[Any]]:
+    def examples(self) -> Iterator[Example]:
         """Give inputs of the op alone that have the same kinds of order."""
-        numbers = [SCALARS.get(item.name, 1.0) for item in self.function.scalars]
         if self.function.reduction is not None:
             resized, offset = self._resized()
-            for is_balanced in (False, True, False):
-                x = _draw(resized, self.device, generator, offset)
-                if is_balanced:
-                    _balance(x, self._dims(x.dim()), generator)
-                yield [x, *numbers]
+            for draw in (_draw, partial(_draw_balanced, self._dims(len(resized.shape))), _draw):
+                yield self._example([resized], draw, offset)
             return
         tensors = self._fewer_rows()
         dims = self._dims(len(tensors[0].shape))
         if dims and self._reductions()[0].order in _OF_POWERS:
             # Of many powers, or what is added is one of them; and of one large one, whose logarithm is small.
             for rise in (0.0, math.log(max(math.prod(self._reduced_sizes()), 1)) + 11):
-                yield [_draw_exponents(tensors[0], dims[0], rise, generator), *numbers]
+                draw = partial(_draw_exponents, dims[0], rise)
+                yield self._example(tensors[:1], draw, int(not tensors[0].is_aligned))
             return
         # In float32, too: of the same orders, and what is rounded to 16 bits hides small differences.
         wide = [item._replace(dtype=torch.float32) if item.dtype in _NARROW else item for item in tensors]
         says_dtype = any(isinstance(item, str) and hasattr(torch, item) for item in self.function.form or ())
         for chosen in (tensors, tensors if says_dtype else wide):
-            yield [*(_draw(item, self.device, generator) for item in chosen), *numbers]
+            yield self._example(chosen, _draw)
+
+    def _example(self, tensors: Sequence[TensorDesc], draw: Callable[..., torch.Tensor], offset: int = 0) -> Example:
+        # Tensors that begin so many elements from an aligned address.
+        numbers, drawn = [SCALARS.get(item.name, 1.0) for item in self.function.scalars], list[TensorDesc]()
+        for item in tensors:
+            assert item.dtype is not None, "no number"
+            is_aligned = self.device.type != "cuda" or not offset * item.dtype.itemsize % VECTOR_BYTES
+            sizes, strides = tuple(map(int, item.shape)), tuple(map(int, item.strides))
+            drawn.append(TensorDesc(torch.Tensor, item.dtype, sizes, strides, self.device, is_aligned))
+        return Example(
+            (*drawn, *map(describe, numbers)),
+            lambda generator: [*(draw(item, offset, generator) for item in drawn), *numbers],
+        )
 
     def _dims(self, rank: int) -> tuple[int, ...]:
         # What the op reduces, for a tensor of so many dimensions; of one that adds up columns the others.
@@ -188,12 +213,12 @@ def installation(device: torch.device) -> tuple[str, ...]:
     return (*versions, found.name, str((found.major, found.minor)), str(found.multi_processor_count))
 
 
-def is_kept(case: OrderCase, run: Run) -> bool:
+def is_kept(case: OrderCase, prepare: Prepare) -> bool:
     """Return whether kernels have torch's bits.
 
     Args:
         case: what is asked for.
-        run: runs a group in kernels that keep the orders that are expected.
+        prepare: makes what runs a group in kernels that keep the orders that are expected.
 
     Raises:
         CaptureError: nobody knows yet, and a CUDA graph is being captured: nothing can be compared now.
@@ -203,7 +228,7 @@ def is_kept(case: OrderCase, run: Run) -> bool:
         if case.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             name = case.function.name
             raise CaptureError(f"{name!r} was not compared with torch's kernel before this CUDA graph: call it once")
-        verdict = _compare(case, run)
+        verdict = _compare(case, prepare)
         log.say("order", f"{case.function.name}, {case.tensors}, {case.orders}: {'kept' if verdict else 'another one'}")
         return verdict
 
@@ -226,26 +251,33 @@ def find_verdict(key: CacheKey, compare: Callable[[], bool]) -> bool:
     return _verdicts[key]
 
 
-def _compare(case: OrderCase, run: Run) -> bool:
+def _compare(case: OrderCase, prepare: Prepare) -> bool:
     counters.count("checks")
+    with planning():
+        found = [(form.group(), example) for form in case.forms() for example in form.examples()]
+    wanted = {(spec.key, example.described): spec for spec, example in found}
+    made = map_in_threads(lambda item: prepare(item[1], item[0][1]), list(wanted.items()), thread_count(len(wanted)))
+    runs = dict(zip(wanted, made, strict=True))
     with (
+        # One at a time: the tensors take memory, and no time.
+        _drawing(),
         _disable_current_modes(),
         torch.no_grad(),
         torch.autocast(case.device.type, enabled=False),
         torch.cuda.device(case.device if case.device.type == "cuda" else -1),
     ):
         generator = torch.Generator(case.device).manual_seed(0)
-        return all(
-            torch.equal(_without_nan(got), _without_nan(want))
-            for form in case.forms()
-            for spec in (form.group(),)
-            for inputs in form.examples(generator)
-            for got, want in zip(run(spec, inputs), Fallback(spec.group).run(inputs, ""), strict=True)
-        )
+        for spec, example in found:
+            inputs = example.draw(generator)
+            assert [describe(item, reads_address=True) for item in inputs] == [*example.described], "drawn as described"
+            results = runs[spec.key, example.described](inputs), Fallback(spec.group).run(inputs, "")
+            if not all(map(_is_equal, *results)):
+                return False
+        return True
 
 
-def _without_nan(x: torch.Tensor) -> torch.Tensor:
-    return torch.nan_to_num(x, nan=7.0) if x.is_floating_point() else x
+def _is_equal(got: torch.Tensor, want: torch.Tensor) -> bool:
+    return torch.equal(*(torch.nan_to_num(x, nan=7.0) if x.is_floating_point() else x for x in (got, want)))
 
 
 def _with_sizes(desc: TensorDesc, sizes: Mapping[int, int]) -> TensorDesc:
@@ -258,24 +290,28 @@ def _with_sizes(desc: TensorDesc, sizes: Mapping[int, int]) -> TensorDesc:
     return desc._replace(shape=shape, strides=tuple(strides))
 
 
-def _draw(
-    desc: TensorDesc, device: torch.device, generator: torch.Generator, offset: int = 0, *, is_wide: bool = True
-) -> torch.Tensor:
+def _draw(desc: TensorDesc, offset: int, generator: torch.Generator, *, is_wide: bool = True) -> torch.Tensor:
     # Of many magnitudes, so that every change of the order shows. Integers are indices: 0 is one of them.
-    if desc.dtype is not None and not desc.dtype.is_floating_point:
-        return torch.zeros(desc.shape, dtype=desc.dtype, device=device)
-    wide = torch.float64 if desc.dtype is torch.float64 else torch.float32
     reach = sum((size - 1) * stride for size, stride in zip(desc.shape, desc.strides, strict=True))
-    first, second = (
-        torch.randn(max(reach + 1, 0) + offset, dtype=wide, device=device, generator=generator) for _ in range(2)
-    )
-    flat = (first * torch.exp(2 * second) if is_wide else first).to(desc.dtype)
+    count, device = max(reach + 1, 0) + offset, generator.device
+    if desc.dtype is not None and not desc.dtype.is_floating_point:
+        flat = torch.zeros(count, dtype=desc.dtype, device=device)
+    else:
+        wide = torch.float64 if desc.dtype is torch.float64 else torch.float32
+        first, second = (torch.randn(count, dtype=wide, device=device, generator=generator) for _ in range(2))
+        flat = (first * torch.exp(2 * second) if is_wide else first).to(desc.dtype)
     return flat.as_strided(desc.shape, desc.strides, offset)
 
 
-def _draw_exponents(desc: TensorDesc, dim: int, rise: float, generator: torch.Generator) -> torch.Tensor:
+def _draw_balanced(dims: tuple[int, ...], desc: TensorDesc, offset: int, generator: torch.Generator) -> torch.Tensor:
+    x = _draw(desc, offset, generator)
+    _balance(x, dims, generator)
+    return x
+
+
+def _draw_exponents(dim: int, rise: float, desc: TensorDesc, offset: int, generator: torch.Generator) -> torch.Tensor:
     # One element of each row is so much larger.
-    x = _draw(desc, generator.device, generator, int(not desc.is_aligned), is_wide=False)
+    x = _draw(desc, offset, generator, is_wide=False)
     place = torch.randint(x.shape[dim], x.narrow(dim, 0, 1).shape, device=x.device, generator=generator)
     return x.scatter_add_(dim, place, torch.full_like(x.narrow(dim, 0, 1), rise))
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ import torch
 from fuser import torch_ops as ops
 from fuser.abreast import Kernel, side_by_side
 from fuser.arg_spec import build_arg_spec, starts_abreast
-from fuser.compiler import compile_kernel, register
+from fuser.compiler import compile_kernels, register, thread_count
 from fuser.config import config
 from fuser.errors import (
     ArgumentError,
@@ -31,7 +32,7 @@ from fuser.errors import (
 from fuser.expanded import Expanded, expand_call, expand_in_order
 from fuser.fallback import Fallback
 from fuser.function import Function
-from fuser.fused_kernel import ArgumentPacker
+from fuser.fused_kernel import ArgumentPacker, FusedKernel
 from fuser.geometry import workspace_bytes
 from fuser.kernel_spec import ArgSpec, KernelSpec, ValueLayout, infer_layouts
 from fuser.layout import IterationSpace
@@ -39,6 +40,7 @@ from fuser.missing import name_warmup
 from fuser.order_check import OrderCase, is_kept
 from fuser.orders import RowOrder
 from fuser.plan import Buffer, Plan, Step, event_name
+from fuser.process import map_in_threads, planning
 from fuser.report import is_internal, report
 from fuser.row_orders import Orders, order_of_section
 from fuser.sections import cut_group, group_outputs
@@ -55,7 +57,6 @@ from fuser.tuning.table import tuned
 __all__ = [
     "FlatCall",
     "can_fuse",
-    "compile_ahead",
     "find_texts",
     "make_plan",
     "plan_flat",
@@ -126,16 +127,6 @@ def make_plan(
         return _plan_fallback(spec, device, report(spec, inputs, error))
 
 
-def compile_ahead(spec: KernelSpec, inputs: Sequence[TensorDesc]) -> None:
-    """Compile what a call will launch if torch has the orders that are expected; arguments as in ``make_plan``.
-
-    Raises:
-        As ``make_plan``, without a fallback.
-    """
-    layouts = infer_layouts(spec.group, value_layouts(inputs))
-    _plan_kernels(spec, inputs, (), common_device(spec.group, inputs), layouts, trusts_orders=True)
-
-
 def find_texts(
     spec: KernelSpec, inputs: Sequence[TensorDesc], *, trusts_orders: bool = False
 ) -> list[tuple[KernelSpec, ArgSpec]]:
@@ -145,7 +136,13 @@ def find_texts(
     """
     device = common_device(spec.group, inputs)
     layouts = infer_layouts(spec.group, value_layouts(inputs))
-    _, parts = _find_parts(spec, inputs, (), device, layouts, trusts_orders=trusts_orders)
+    expanded, orders = expand_in_order(spec, inputs, device, layouts)
+    if device.type == "meta":
+        return []
+    _check_can_fuse(device)
+    for case in () if trusts_orders else _find_cases(spec, expanded, device, orders):
+        _check_order(*case)
+    parts = _cut_and_order(expanded, expanded.lay_out(expanded.outputs), device, orders)
     return [(part.spec, part.args) for part in parts if not part.space.is_empty]
 
 
@@ -171,14 +168,24 @@ def _plan_kernels(
     *,
     trusts_orders: bool = False,
 ) -> Plan:
-    expanded, parts = _find_parts(spec, inputs, out, device, layouts, trusts_orders=trusts_orders)
-    buffers = tuple(map(_buffer, expanded.outputs))
-    if device.type == "meta":
-        return Plan(device, buffers, ())
-    homes, temporaries = _find_homes(expanded, parts, len(inputs))
+    with planning():
+        expanded, orders = expand_in_order(spec, inputs, device, layouts)
+        buffers = tuple(map(_buffer, expanded.outputs))
+        if device.type == "meta":
+            return Plan(device, buffers, ())
+        _check_can_fuse(device)
+        cases = [] if trusts_orders else _find_cases(spec, expanded, device, orders)
+        outputs = expanded.lay_out(_laid_out_as(out, expanded.outputs))
+        parts = list(_cut_and_order(expanded, outputs, device, orders))
+        homes, temporaries = _find_homes(expanded, parts, len(inputs))
     workspaces: list[int] = []
     first = len(buffers) + len(temporaries)
-    steps = tuple(_compile(part, device, homes, workspaces, first) for part in parts if not part.space.is_empty)
+    launched = [part for part in parts if not part.space.is_empty]
+    kernels = _compile([(part.spec, _tuned(part, device)) for part in launched], device, cases)
+    steps = tuple(
+        _make_step(part, kernel, device, homes, workspaces, first)
+        for part, kernel in zip(launched, kernels, strict=True)
+    )
     return Plan(
         device=device,
         outputs=buffers,
@@ -190,25 +197,10 @@ def _plan_kernels(
     )
 
 
-def _find_parts(
-    spec: KernelSpec,
-    inputs: Sequence[TensorDesc],
-    out: Sequence[TensorDesc],
-    device: torch.device,
-    layouts: Sequence[ValueLayout],
-    *,
-    trusts_orders: bool = False,
-) -> tuple[Expanded, list[_Part]]:
-    # The group with its steps, and its kernels: none on meta, where nothing is computed.
-    expanded, orders = expand_in_order(spec, inputs, device, layouts)
-    if device.type == "meta":
-        return expanded, []
+def _check_can_fuse(device: torch.device) -> None:
     if not can_fuse(device.type):
         known = device.type in _can_fuse
         raise UnsupportedError(f"fusion on {device.type} is switched off" if known else f"device {device.type!r}")
-    if not trusts_orders:
-        _check_orders(spec, expanded, device, orders)
-    return expanded, _cut_and_order(expanded, expanded.lay_out(_laid_out_as(out, expanded.outputs)), device, orders)
 
 
 def plan_flat(spec: KernelSpec, inputs: Sequence[TensorDesc], out: Sequence[TensorDesc] = ()) -> FlatCall | None:
@@ -273,8 +265,11 @@ def _plan_fallback(spec: KernelSpec, device: torch.device, error: UnsupportedErr
 
 
 # --- torch's orders --------------------------------------------------------------------------------------------------
-def _check_orders(spec: KernelSpec, expanded: Expanded, device: torch.device, orders: Orders) -> None:
-    # torch's orders are what torch has, or its kernels serve; and those take one element of a row without the others.
+def _find_cases(
+    spec: KernelSpec, expanded: Expanded, device: torch.device, orders: Orders
+) -> list[tuple[int, OrderCase]]:
+    # What torch's orders are to be, each with the application that is torch's own kernel where they are not; and those
+    # take one element of a row without the others.
     group = expanded.group
     for index, item in enumerate(group.applications):
         reduction = item.function.reduction
@@ -291,21 +286,30 @@ def _check_orders(spec: KernelSpec, expanded: Expanded, device: torch.device, or
             if item.function.op not in ops.REDUCTIONS:
                 item = spec.group.applications[index]
             kept.setdefault((index, item.function, item.tensors), []).append(order)
+    cases = []
     for (index, function, values), found in kept.items():
         own = expanded.values if function.op in ops.REDUCTIONS else expanded.whole
         tensors = tuple(own[value].desc for value in values)
-        if not is_kept(OrderCase(function, tuple(found), tensors, device), _run_alone):
-            error = UnsupportedError(f"op {function.name!r} in an order that is not this torch's")
-            error.application, error.is_expected = index, True
-            raise error
+        cases.append((index, OrderCase(function, tuple(found), tensors, device)))
+    return cases
 
 
-def _run_alone(spec: KernelSpec, inputs: list[Any]) -> list[torch.Tensor]:
+def _check_order(index: int, case: OrderCase) -> None:
+    if not is_kept(case, _plan_alone):
+        error = UnsupportedError(f"op {case.function.name!r} in an order that is not this torch's")
+        error.application, error.is_expected = index, True
+        raise error
+
+
+def _plan_alone(spec: KernelSpec, described: Sequence[TensorDesc]) -> Callable[[list[Any]], list[torch.Tensor]]:
     # In kernels that keep torch's order, as it is expected.
-    described = [describe(item, reads_address=True) for item in inputs]
     device = common_device(spec.group, described)
     layouts = infer_layouts(spec.group, value_layouts(described))
-    plan = _plan_kernels(spec, described, (), device, layouts, trusts_orders=True)
+    return partial(_run_alone, _plan_kernels(spec, described, (), device, layouts, trusts_orders=True))
+
+
+def _run_alone(plan: Plan, inputs: list[Any]) -> list[torch.Tensor]:
+    device = plan.device
     made = [
         torch.empty_strided(item.shape, item.strides, dtype=item.dtype, device=device)
         for item in (*plan.outputs, *plan.temporaries)
@@ -452,17 +456,30 @@ def _find_homes(
 
 # --- compile ---------------------------------------------------------------------------------------------------------
 def _compile(
+    wanted: Sequence[tuple[KernelSpec, ArgSpec]], device: torch.device, cases: Sequence[tuple[int, OrderCase]]
+) -> list[FusedKernel]:
+    # While nobody knows whether they are of use, if nobody knows: torch is compared with by means of other kernels.
+    tasks: list[Callable[[], Any]] = [partial(_check_order, *case) for case in cases]
+    tasks.append(partial(compile_kernels, wanted, device.index))
+    is_known = all(case.is_known() for _, case in cases)
+    made = map_in_threads(lambda task: task(), tasks, 1 if is_known else thread_count(len(tasks)))
+    kernels: list[FusedKernel] = made[-1]
+    return kernels
+
+
+def _tuned(part: _Part, device: torch.device) -> ArgSpec:
+    return tuned(part.spec, part.args, torch.cuda.get_device_name(device.index)) if device.type == "cuda" else part.args
+
+
+def _make_step(
     part: _Part,
+    kernel: FusedKernel,
     device: torch.device,
     homes: _Homes,
     workspaces: list[int],
     first_workspace: int,
 ) -> Step:
     # Adds the kernel's workspace, if it has one, to the plan's.
-    args = part.args
-    if device.type == "cuda":
-        args = tuned(part.spec, args, torch.cuda.get_device_name(device.index))
-    kernel = compile_kernel(part.spec, args, device.index)
     read = [homes.read[value] for value in part.inputs]
     launch = kernel.prepare(part.space)
     slots = homes.written_by(part)

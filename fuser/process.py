@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import TypeVar
 
 import torch
 
-__all__ = ["Lock", "await_before_fork", "ignoring", "is_of_signal_handler", "openmp_threads"]
+__all__ = [
+    "Lock",
+    "Slots",
+    "await_before_fork",
+    "core_count",
+    "ignoring",
+    "is_of_signal_handler",
+    "map_in_threads",
+    "openmp_threads",
+    "planning",
+]
+
+T = TypeVar("T")
+V = TypeVar("V")
 
 FORK_WAIT_S = 10.0
 # Whose frames the traceback of an exception may have that is nobody else's.
@@ -46,6 +61,50 @@ class Lock:
         if self._forks != _forks:
             self._forks, self._held = _forks, threading.RLock()
         return self._held
+
+
+class Slots:
+    """Gives, when called, one of some locks, in turn: no more threads than that go on at once."""
+
+    def __init__(self, count: int) -> None:
+        self._locks = [Lock() for _ in range(count)]
+        self._turns = itertools.count()
+
+    def __call__(self) -> threading.RLock:
+        """Return what to hold, as ``Lock``."""
+        return self._locks[next(self._turns) % len(self._locks)]()
+
+
+# Held by a thread for as long as Python's work for a kernel takes. Threads that share Python in small slices come late
+# to what others do for them, compilers and disks, and all at once.
+planning = Lock()
+
+
+def core_count() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def map_in_threads(function: Callable[[T], V], items: Sequence[T], count: int) -> list[V]:
+    """Return what a function returns for each item, of which so many are worked on at a time.
+
+    Raises:
+        Exception: what it raised for the first item for which it did. What has begun then goes on, and is waited for
+            by nobody; the rest is given up.
+    """
+    if len(items) < 2 or count < 2:
+        return list(map(function, items))
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - takes milliseconds, of every import
+
+    pool = ThreadPoolExecutor(min(count, len(items)), "fuser")
+    try:
+        try:
+            futures = [pool.submit(function, item) for item in items]
+        except RuntimeError:  # At its end the interpreter gives no threads any more.
+            return list(map(function, items))
+        return [future.result() for future in futures]
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def await_before_fork(lock: Lock) -> None:

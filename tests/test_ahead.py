@@ -13,7 +13,9 @@ import torch
 
 import fuser
 from fuser import executor, order_check
+from fuser.cpu.backend import CpuBackend
 from fuser.disk_cache import CacheKey
+from fuser.fx import backend
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("fresh_dynamo")]
 
@@ -93,3 +95,19 @@ def test_an_order_is_compared_by_one_of_the_threads_that_need_it(monkeypatch: py
     for thread in threads:
         thread.join()
     assert len(compared) == 1
+
+
+def test_what_compiles_is_loaded_before_a_graph_is_split(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    events: list[str] = []
+
+    def note(owner: Any, name: str) -> None:
+        whole = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *given, **more: (events.append(name), whole(*given, **more))[1])
+
+    note(CpuBackend, "load_compiler")
+    note(backend, "min_cut_rematerialization_partition")
+    note(backend, "compile_graph")
+    x = torch.randn(5, 3, requires_grad=True)
+    torch.compile(lambda x: torch.relu(x + 2.5) * x, backend="fuser")(x).sum().backward()
+    assert events == ["load_compiler", "min_cut_rematerialization_partition", "compile_graph", "compile_graph"]

@@ -622,7 +622,9 @@ def test_what_is_compared_has_fewer_rows_and_the_same_order(shape: tuple[int, ..
     resized, offset = case._resized()
     assert resized.shape[dims[0]] == shape[dims[0]]
     assert torch.empty(resized.shape, device="meta").numel() <= torch.empty(shape, device="meta").numel()
-    for (x,) in case.examples(torch.Generator().manual_seed(0)):
+    for example in case.examples():
+        (x,) = example.draw(torch.Generator().manual_seed(0))
+        assert example.described == (describe(x),)
         assert x.shape == resized.shape
         found = torchs_order(function, resized._replace(strides=tuple(x.stride())), dims, CUDA, 0)
         assert found is not None

@@ -6,6 +6,7 @@ import gc
 import itertools
 import os
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -21,7 +22,11 @@ from fuser import compiler, executor
 from fuser.config import config
 from fuser.cpu.backend import CpuBackend, find_compiler
 from fuser.errors import CacheWarning, CompileError, GroupError, NoCompileError
+from fuser.graph import GroupBuilder
 from fuser.kernel_cache import KernelStore, Lru, SpecCache
+from fuser.ops.reductions import reduction_function
+from fuser.planner import plan_texts
+from fuser.process import Slots, map_in_threads
 
 ROOT = Path(__file__).parents[1]
 WAIT = 30.0
@@ -138,6 +143,57 @@ def test_a_ready_kernel_does_not_wait_for_another_compile(
     finally:
         go.set()
     assert waiting.result(WAIT).shape == (4,)
+
+
+@pytest.mark.cpu
+def test_the_kernels_of_a_plan_are_compiled_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    builder = GroupBuilder("fast")
+    (sums,) = builder.apply(reduction_function("sum", (1,), True), [builder.add_input("x")])
+    (shifted,) = builder.apply(new_functor("return x * T(3);").function, [sums])
+    (total,) = builder.apply(reduction_function("sum", (0,)), [shifted])
+    group, x = builder.build([total]), torch.randint(0, 9, (300, 70)).float()
+    assert len(plan_texts(compiler.register(group), [x], None)) == 2
+    both, compile_now = threading.Barrier(2), CpuBackend.compile
+
+    def compile_together(self: CpuBackend, source: Any, target: str) -> Any:
+        both.wait(WAIT)
+        return compile_now(self, source, target)
+
+    monkeypatch.setattr(CpuBackend, "compile", compile_together)
+    monkeypatch.setattr(compiler, "core_count", lambda: 2)
+    before = fuser.stats()["cache_hits"]
+    (got,) = fuser.run_fusion(fuser.register_fusion(group), [x])
+    assert fuser.stats()["cache_hits"] == before
+    assert torch.equal(got, (x.sum(1, keepdim=True) * 3).sum(0))
+
+
+@pytest.mark.parametrize("count", [1, 2, 8])
+def test_the_first_item_that_fails_is_whose_error_is_raised(count: int) -> None:
+    def halve(number: int) -> int:
+        if number % 2:
+            time.sleep(0.02 * (5 - number))
+            raise ValueError(number)
+        return number // 2
+
+    assert map_in_threads(halve, range(0, 20, 2), count) == list(range(10))
+    with pytest.raises(ValueError, match="1"):
+        map_in_threads(halve, range(5), count)
+
+
+def test_no_more_threads_than_slots_go_on_at_once(pool: ThreadPoolExecutor) -> None:
+    slots, lock, running = Slots(3), threading.Lock(), [0, 0]
+
+    def work(_: int) -> None:
+        with slots():
+            with lock:
+                running[0] += 1
+                running[1] = max(running)
+            time.sleep(0.005)
+            with lock:
+                running[0] -= 1
+
+    list(pool.map(work, range(24)))
+    assert 1 < running[1] <= 3
 
 
 # ---- errors ----

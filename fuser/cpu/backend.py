@@ -27,7 +27,7 @@ from fuser.cpu.fused_kernel import CpuKernel
 from fuser.disk_cache import CacheKey, load_or_make, scratch_folder
 from fuser.dump import dump
 from fuser.errors import CompilerFailedError, CompilerNotFoundError, CompilerTimeoutError, Diagnostic
-from fuser.fused_kernel import build_compile_error, check_may_compile, warn_of_texts
+from fuser.fused_kernel import build_compile_error, check_may_compile, compiler_slots, warn_of_texts
 from fuser.process import ignoring, is_of_signal_handler
 
 __all__ = ["Compiler", "CpuBackend", "build_image", "find_compiler"]
@@ -85,6 +85,12 @@ class CpuBackend:
     def target(self, device_index: int | None) -> str:  # noqa: ARG002 - one host
         """Return what code is made for: this host's instruction set."""
         return host_identity()
+
+    def load_compiler(self) -> None:
+        """Ask the compiler for its version."""
+        host_identity()
+        with suppress(CompilerNotFoundError, CompilerFailedError):
+            find_compiler(config.cxx)
 
     def compile(self, source: KernelSource, target: str) -> CpuKernel:
         """Compile, or load what an earlier process compiled."""
@@ -244,7 +250,7 @@ def build_image(source: KernelSource) -> bytes:
     if not compiler.is_clang and cuts_off_fractions(source.functors, source.text):
         flags = (*flags, KEEPS_CASTS)
     counters.count("compiles")
-    with _explained(compiler.command[0]), scratch_folder() as folder:
+    with _explained(compiler.command[0]), scratch_folder() as folder, compiler_slots():
         target = folder / "kernel.so"
         status, log = _compile(compiler, flags, source, target)
         if status == 0 and target.is_file() and target.stat().st_size:

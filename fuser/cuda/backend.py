@@ -17,8 +17,8 @@ from fuser.cuda.nvrtc import NvrtcError, compile_text, find_nvrtc, load_kernel, 
 from fuser.disk_cache import CacheKey, load_or_make
 from fuser.dump import dump
 from fuser.errors import CaptureError, CompilerFailedError, CompilerNotFoundError, Diagnostic
-from fuser.fused_kernel import build_compile_error, check_may_compile, warn_of_texts
-from fuser.process import is_of_signal_handler
+from fuser.fused_kernel import build_compile_error, check_may_compile, compiler_slots, warn_of_texts
+from fuser.process import ignoring, is_of_signal_handler
 
 __all__ = ["CudaBackend", "compile_cubin"]
 
@@ -41,6 +41,12 @@ class CudaBackend:
         """Return the architecture of a device, such as ``sm_90``."""
         major, minor = torch.cuda.get_device_capability(device_index)
         return f"sm_{major}{minor}"
+
+    def load_compiler(self) -> None:
+        """Load NVRTC."""
+        with ignoring(ImportError, OSError, RuntimeError):
+            _identify_nvrtc()
+            nvrtc_version()
 
     def compile(self, source: KernelSource, target: str) -> CudaKernel:
         """Compile for an architecture (or load from disk), and load the kernel.
@@ -92,7 +98,8 @@ def compile_cubin(source: KernelSource, target: str, resources: io.StringIO | No
     counters.count("compiles")
     try:
         options += _omissions(source)
-        cubin, log = compile_text(source.text, options)
+        with compiler_slots():
+            cubin, log = compile_text(source.text, options)
     except NvrtcError as error:
         if error.status != "NVRTC_ERROR_COMPILATION":
             raise CompilerFailedError(f"NVRTC, {target}, made no kernel: {' '.join(str(error).split())}") from error

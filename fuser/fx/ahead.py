@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
@@ -11,16 +10,16 @@ import torch
 from torch import fx
 
 from fuser.access import VECTOR_BYTES
+from fuser.compiler import backend_for
 from fuser.executor import plan_ahead
 from fuser.fx.fusion_node import FusionModule
-from fuser.planner import compile_ahead
 from fuser.tensor_desc import TensorDesc, describe
 
-__all__ = ["Ahead"]
+__all__ = ["Ahead", "load_compilers"]
 
 
-# Compilers take turns for some of their work: more threads make nothing faster.
-MAX_THREADS = 16
+# Most of them wait: for a compiler, for torch to be compared with, or for a kernel that another one compiles.
+MAX_THREADS = 64
 
 
 class Ahead:
@@ -36,7 +35,7 @@ class Ahead:
 
     def __enter__(self) -> Ahead:
         """Begin."""
-        self._pool = ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_THREADS), "fuser-ahead")
+        self._pool = ThreadPoolExecutor(MAX_THREADS, "fuser-ahead")
         return self
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
@@ -54,14 +53,22 @@ class Ahead:
                 continue
             if (module.spec.key, described) not in self._seen:
                 self._seen.add((module.spec.key, described))
-                has_order = module.spec.group.has_reduction or module.spec.group.has_composite
-                # Side by side: an order is compared by means of other kernels than the call's. Exceptions stay there.
-                for work in (compile_ahead, plan_ahead) if has_order else (plan_ahead,):
-                    self._planned.append(self._pool.submit(work, module.spec, described))
+                # Exceptions stay there.
+                self._planned.append(self._pool.submit(plan_ahead, module.spec, described))
 
     def wait(self) -> None:
         """Return when all calls that were added are planned."""
         wait(self._planned)
+
+
+def load_compilers(graph_module: fx.GraphModule) -> None:
+    """Load what compiles for the devices of a graph, in whose parts calls are to be planned.
+
+    Not in a thread: that would ask for Python's lock at each of many small files, and be done when others wait for it.
+    """
+    found = [node.meta.get("val") for node in graph_module.graph.find_nodes(op="placeholder")]
+    for device_type in {item.device.type for item in found if isinstance(item, torch.Tensor)} & {"cpu", "cuda"}:
+        backend_for(device_type).load_compiler()
 
 
 def _describe_all(arguments: Sequence[Any]) -> tuple[TensorDesc, ...] | None:

@@ -29,7 +29,7 @@ from fuser import library
 from fuser.compiler import registered
 from fuser.config import config
 from fuser.errors import ArgumentError
-from fuser.fx.ahead import Ahead
+from fuser.fx.ahead import Ahead, load_compilers
 from fuser.fx.buffers import (
     copy_together,
     drop_unread_statistics,
@@ -319,6 +319,7 @@ def split_passes(joint: fx.GraphModule, inputs: Any, **settings: Any) -> tuple[f
     torch's own partitioner (``min_cut_rematerialization_partition``), which learns here that functors are as cheap as
     torch's pointwise ops, but for those with loops. In an activation checkpoint its policy decides.
     """
+    load_compilers(joint)
     drop_unread_statistics(joint)
     narrow_places(joint)
     drop_idle_copies(joint.graph)

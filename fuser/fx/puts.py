@@ -31,7 +31,7 @@ from fuser.fx.substitution import sort_graph
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.ops import IS_IN_MEMORY, put_function
 from fuser.order_check import find_verdict, installation
-from fuser.planner import can_fuse, compile_ahead
+from fuser.planner import can_fuse, make_plan
 from fuser.tensor_desc import describe
 
 __all__ = ["sort_puts"]
@@ -200,7 +200,7 @@ def _compare(device: torch.device, dtype: torch.dtype, adding: str) -> bool:
             begins = torch.searchsorted(ordered, torch.arange(size + 1, device=device))
             zeros = torch.zeros(size, row, dtype=dtype, device=device)
             # Else eager torch would be compared with itself.
-            compile_ahead(run.spec, tuple(map(describe, (values, order, begins))))
+            make_plan(run.spec, tuple(map(describe, (values, order, begins))), allow_fallback=False)
             if not torch.equal(run(values, order, begins), zeros.index_put((entries,), values, accumulate=True)):
                 return False
     return True

@@ -7,11 +7,10 @@ is asked of them: wherever the answers are the same, so is the kernel.
 from __future__ import annotations
 
 import operator
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import reduce
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,6 +18,7 @@ from fuser import counters
 from fuser.errors import CompileError, FuserError, UnsupportedError
 from fuser.kernel_spec import ArgSpec, KernelSpec
 from fuser.planner import find_texts, make_plan
+from fuser.process import core_count, map_in_threads
 from fuser.progress import Progress
 from fuser.report import MISTAKES
 from fuser.sizes import Tape
@@ -26,7 +26,6 @@ from fuser.tensor_desc import TensorDesc
 
 __all__ = ["Bounds", "LayoutClass", "SizedCall", "compile_all", "evaluate", "find_alike", "find_classes", "with_sizes"]
 
-V = TypeVar("V")
 # Of each symbol (of sympy's), the sizes that it may have.
 Bounds = Mapping[Any, tuple[int, int]]
 
@@ -80,7 +79,8 @@ def find_classes(call: SizedCall) -> list[LayoutClass]:
         chosen.append(dict(zip(symbols, left[0].tolist(), strict=True)))
         left = left[~find_alike(chosen[-1], left, lambda given: _ask_all(call, given))]
     # Kernels may have to be compiled and compared with torch's first.
-    return [item for item in _in_parallel(lambda sizes: _find_class(call, sizes), chosen) if item is not None]
+    found = map_in_threads(lambda sizes: _find_class(call, sizes), chosen, core_count())
+    return [item for item in found if item is not None]
 
 
 def _find_class(call: SizedCall, sizes: dict[Any, int]) -> LayoutClass | None:
@@ -132,17 +132,7 @@ def compile_all(calls: Sequence[tuple[KernelSpec, tuple[TensorDesc, ...]]]) -> N
                 counters.count_fallback(plan.fallback_reason)
             bar.advance(", ".join(dict.fromkeys(call[0].group.names())))
 
-        _in_parallel(prepare, calls)
-
-
-def _in_parallel(function: Callable[[Any], V], items: Sequence[Any]) -> list[V]:
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if len(items) <= 1 or count == 1:
-        return list(map(function, items))
-    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - takes milliseconds, of every import
-
-    with ThreadPoolExecutor(min(count, len(items))) as pool:
-        return list(pool.map(function, items))
+        map_in_threads(prepare, calls, core_count())
 
 
 def evaluate(expression: Any, sizes: Mapping[Any, Any]) -> Any:
