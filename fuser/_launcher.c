@@ -823,7 +823,7 @@ static PyObject *launch_described(Launcher *self, Call *call, PyObject *tensors,
   const Key whole = {call->words, call->word_count};
   const uint64_t *sized = NULL;
   int64_t numel = 1;
-  const uint64_t order = self->flat.last && out == Py_None ? find_order(call, &sized, &numel) : 0;
+  const uint64_t order = self->flat.last ? find_order(call, &sized, &numel) : 0;
   // Of each table, whether its keys are without sizes.
   const struct { Table *table; int is_sizeless; } ways[] = {
       {&self->flat, 1}, {&self->launching, 0}, {&self->resizing, 1}, {&self->calling, 0}, {&self->calling, 1}};
@@ -1084,8 +1084,8 @@ static int read_record(Record *record, const Call *call, PyObject *out, PyObject
     const uint64_t *sized;
     int64_t numel;
     if (!PyArg_ParseTuple(flat, "LLL", &into->chunk, &into->parallel_from, &into->most)) return 0;
-    if (out_count || resize != Py_None || step_count != (through == Py_None) || into->chunk < 1)
-      return PyErr_SetString(PyExc_ValueError, "a record for any size calls, or makes new tensors by one launch"), 0;
+    if ((out_count && through != Py_None) || resize != Py_None || step_count != (through == Py_None) || into->chunk < 1)
+      return PyErr_SetString(PyExc_ValueError, "a record for any size calls, or launches once"), 0;
     const uint64_t order = through == Py_None ? find_order(call, &sized, &numel) : 0;
     record->is_flat = order != 0;
     if (record->is_flat || through != Py_None) key = describe_heads(call, words, order);

@@ -137,7 +137,7 @@ def record_call(
         device_index=plan.device.index or 0,
         is_cuda=plan.device.type == "cuda",
         steps=plan.steps,
-        flat=plan.flat if plan.flat and not outs and _gives_its_layout(inputs, plan) else (),
+        flat=plan.flat if plan.flat and _gives_its_layout(inputs, plan) else (),
     )
     return recorded if launcher.add(tensors, scalars, out, recorded) else None
 

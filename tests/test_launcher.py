@@ -391,6 +391,36 @@ def test_a_record_serves_other_sizes(kind: str, name: str) -> None:
                 assert (got.shape, got.stride()) == (wanted.shape, wanted.stride())
 
 
+@pytest.mark.parametrize("name", FLAT)
+def test_a_record_serves_out_of_other_sizes(kind: str, name: str) -> None:
+    sizes, make_tensor = FLAT[name]
+    function, numbers = make(kind, BOTH, 2), make(kind, alpha=2.0)
+    for turn in range(3):
+        for size in sizes:
+            x, y, left, right = (make_tensor(size) for _ in range(4))
+            is_dense = x.numel() > 1 and name != "channels_last"
+            if kind == "c" and is_dense and (turn or name == "one dimension") and size != sizes[0]:
+                # Also of a size that was never seen.
+                assert replays(function, (x, y), out=(left, right))
+            version = left._version
+            assert function(x, y, out=(left, right))[0] is left
+            assert left._version > version
+            assert torch.equal(left, x + y)
+            assert torch.equal(right, x * y)
+            wanted = axpy(x, y)
+            assert numbers(x, y, out=x) is x
+            assert torch.equal(x, wanted)
+            # What lies otherwise or elsewhere, or is to be resized, goes the long way.
+            gaps = torch.zeros(*x.shape, 2)[..., 0]
+            assert torch.equal(numbers(left, y, out=gaps), axpy(left, y))
+            assert torch.equal(numbers(left, y, out=torch.empty(0)), axpy(left, y))
+            memory = draw(2 * x.numel() + 1)
+            if x.numel() > 1:
+                overlapping = memory[1 : 1 + x.numel()].as_strided(x.shape, x.stride())
+                with pytest.raises(FuserError, match="memory location"):
+                    numbers(memory[: x.numel()].as_strided(x.shape, x.stride()), y, out=overlapping)
+
+
 def test_a_record_that_calls_serves_other_sizes() -> None:
     if launcher._c is None:
         pytest.skip("fuser was installed without a C compiler")
