@@ -97,15 +97,17 @@ _when_imported("torch.utils.flop_counter", _count_flops)
 _when_imported("torch.distributed.tensor", _shard)
 
 
-def __getattr__(name: str) -> Any:
-    # What the calls of functors do not need is loaded when it is first named (PEP 562).
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with _loading():
-        from fuser import _later  # noqa: PLC0415
+if not TYPE_CHECKING:  # mypy then knows that there are no others
 
-    value = globals()[name] = getattr(_later, name)
-    return value
+    def __getattr__(name: str) -> Any:
+        # What the calls of functors do not need is loaded when it is first named (PEP 562).
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        with _loading():
+            from fuser import _later  # noqa: PLC0415
+
+        value = globals()[name] = getattr(_later, name)
+        return value
 
 
 def __dir__() -> list[str]:

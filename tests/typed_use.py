@@ -45,6 +45,7 @@ def check(x: Tensor) -> None:
     scale(x, 1.0, 2.0)  # type: ignore[call-overload]
     Layer().scale(x, x)  # type: ignore[call-overload]
     fuser.jit_fn("", outputs=2)  # type: ignore[call-overload]
+    fuser.jitfn("")  # type: ignore[attr-defined]
     fuser.config.numerics = "fast"
     fuser.config.numerics = "quick"  # type: ignore[assignment]
     fuser.config.numeric = "fast"  # type: ignore[attr-defined]
