@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from fuser.codegen import KernelSource
 from fuser.compiler import build_kernel_source, has_host_compiler, register
-from fuser.errors import ArgumentError, FuserError, UnsupportedError, describe_type
+from fuser.errors import ArgumentError, FuserError, UnsupportedError, describe_type, shows_users_frames
 from fuser.fallback import Fallback
 from fuser.fx.dropouts import draw_dropout_mask, find_obstacle
 from fuser.fx.fused_module import FusedModule
@@ -140,6 +140,7 @@ class CompiledExplanation:
         return str(self)
 
 
+@shows_users_frames
 def debug_get_fused_kernel_code(group: FusionGroup, inputs: Sequence[Any], device: str | None = None) -> str:
     """Return the kernel text of a group for these inputs, without compiling or launching.
 
@@ -160,11 +161,13 @@ def debug_get_fused_kernel_code(group: FusionGroup, inputs: Sequence[Any], devic
     return "\n".join(source.text for source in kernel_sources(register(group), group.fill_inputs(inputs), device))
 
 
+@shows_users_frames
 def debug_launch_graph(group: FusionGroup, inputs: Sequence[Any]) -> list[torch.Tensor]:
     """Register a group, compile it for these inputs and run it, without keeping a key; returns the outputs."""
     return run(register(group), group.fill_inputs(inputs))
 
 
+@shows_users_frames
 def explain(target: Any, *args: Any, **kwargs: Any) -> Explanation | CompiledExplanation:
     """Say which nodes fuse into which kernel, which do not, and why.
 
@@ -174,6 +177,9 @@ def explain(target: Any, *args: Any, **kwargs: Any) -> Explanation | CompiledExp
             fusion saves and those that are left. It is compiled once more for that.
         *args: example inputs; with them a graph is run, and kernel texts and fallback reasons are worked out.
         **kwargs: those by name, of what torch.compile made.
+
+    Raises:
+        ArgumentError: the target is none of these. Else as calls.
     """
     if hasattr(target, "_torchdynamo_orig_callable"):
         from fuser.fx.recording import record_graphs  # noqa: PLC0415 - brings Dynamo and Inductor
@@ -194,7 +200,7 @@ def explain(target: Any, *args: Any, **kwargs: Any) -> Explanation | CompiledExp
     if not isinstance(module, fx.GraphModule):
         takes = "explain takes a fused function, functor, graph module or group"
         hint = "; fuser.fuse or torch.compile makes one of it" if callable(target) else ""
-        raise TypeError(f"{takes}, got {describe_type(target)}{hint}")
+        raise ArgumentError(f"{takes}, got {describe_type(target)}{hint}")
     recorder = _Recorder(module)
     if args:
         recorder.run(*args)

@@ -24,7 +24,7 @@ from typing import NamedTuple, TypeVar
 
 from fuser import counters, file_lock
 from fuser.config import config
-from fuser.errors import CacheError, CacheWarning
+from fuser.errors import CacheError, CacheWarning, shows_users_frames
 from fuser.process import ignoring, is_of_signal_handler
 
 __all__ = [
@@ -149,6 +149,7 @@ def write(key: CacheKey, payload: bytes) -> None:
         _tidy(folder, len(payload))
 
 
+@shows_users_frames
 def save_cache(path: str | os.PathLike[str]) -> int:
     """Write the kernels that this process compiled or loaded, and their tunings, to one file, to ship with a model.
 
@@ -185,6 +186,7 @@ def save_cache(path: str | os.PathLike[str]) -> int:
     return len(used)
 
 
+@shows_users_frames
 def load_cache(path: str | os.PathLike[str]) -> int:
     """Take the kernels of a file that ``save_cache`` wrote: this process uses them instead of compiling.
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fuser.application import Application, Input
 from fuser.config import config
-from fuser.errors import ArgumentError, FuserError, GroupError, describe_type
+from fuser.errors import ArgumentError, FuserError, GroupError, describe_type, shows_users_frames
 from fuser.function import READS, Function
 
 if TYPE_CHECKING:
@@ -276,6 +276,7 @@ class FusionGroup:
         return json.dumps(self.to_dict(), indent=indent, separators=(",", ":") if indent is None else None)
 
     @staticmethod
+    @shows_users_frames
     def from_json(text: str) -> FusionGroup:
         """Rebuild a group from ``to_json``; raises GroupError for any other text or a group that fails lint."""
         try:
@@ -292,7 +293,7 @@ class FusionGroup:
         except FuserError:
             raise
         except (LookupError, ValueError, TypeError, AttributeError) as error:
-            raise GroupError(f"this is no JSON of a fusion group: {type(error).__name__}: {error}") from error
+            raise GroupError(f"this is no JSON of a fusion group: {type(error).__name__}: {error}") from None
         group.lint()
         return group
 

@@ -70,6 +70,7 @@ def run_fusion(key: int, inputs: Sequence[Any]) -> list[torch.Tensor]:
     return [value] if isinstance(value, torch.Tensor) else list(value)
 
 
+@shows_users_frames
 def autotune(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> TuningReport:
     """Find the fastest block size, vectors in flight and tile shape for the CUDA kernels of one call.
 
@@ -102,11 +103,13 @@ def can_fuse_on_gpu() -> bool:
     return planner.can_fuse("cuda")
 
 
+@shows_users_frames
 def override_can_fuse_on_cpu(value: bool) -> bool:
     """Switch fusion on CPU tensors on or off; return the former value."""
     return _switch("cpu", value)
 
 
+@shows_users_frames
 def override_can_fuse_on_gpu(value: bool) -> bool:
     """Switch fusion on CUDA tensors on or off; return the former value."""
     return _switch("cuda", value)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fuser.errors import ArgumentError, GradientError, describe_type
+from fuser.errors import ArgumentError, GradientError, describe_type, shows_users_frames
 from fuser.jit_function import JitFunction
 
 __all__ = ["DifferentiableFunction", "differentiable"]
@@ -17,6 +17,7 @@ __all__ = ["DifferentiableFunction", "differentiable"]
 Saved = Sequence[int | str] | Callable[..., Any]
 
 
+@shows_users_frames
 def differentiable(
     forward: Callable[..., Any],
     backward: Callable[..., Any],

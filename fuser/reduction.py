@@ -119,6 +119,7 @@ class ReductionFunction:
         """Make the form that knows its scalars."""
         object.__setattr__(self, "_whole", self.along())
 
+    @shows_users_frames
     def __call__(
         self,
         /,

@@ -9,6 +9,7 @@ from typing import Any, overload
 import torch
 from torch import fx
 
+from fuser.errors import shows_users_frames
 from fuser.fx.trace import FusedFunction, P
 from fuser.graph import FusionGroup
 from fuser.jit_function import R
@@ -20,6 +21,7 @@ __all__ = ["FusedModule", "fuse"]
 def fuse(function: torch.nn.Module) -> FusedModule: ...  # type: ignore[overload-overlap]
 @overload
 def fuse(function: Callable[P, R]) -> FusedFunction[P, R]: ...
+@shows_users_frames
 def fuse(function: Callable[..., Any]) -> FusedFunction | FusedModule:
     """Make a function of functor calls and torch ops run as few kernels as possible, usually one.
 
@@ -39,6 +41,7 @@ def fuse(function: Callable[..., Any]) -> FusedFunction | FusedModule:
         The fused function, with ``graph_module``, ``groups`` and ``warmup``; of a module a ``FusedModule``.
 
     Raises:
+        ArgumentError: it is no such function. In a call, for what the function does not take.
         TracingError: in a call, for what a trace cannot hold; shows the line.
     """
     if isinstance(function, FusedFunction | FusedModule):

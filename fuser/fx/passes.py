@@ -9,7 +9,7 @@ from torch import fx
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from fuser.config import config
-from fuser.errors import ArgumentError, GroupError, describe_type
+from fuser.errors import ArgumentError, GroupError, describe_type, shows_users_frames
 from fuser.fx.expansions import drop_expansions
 from fuser.fx.fusion_node import FusionModule, FusionNode
 from fuser.fx.merged_sums import sum_unviewed
@@ -113,6 +113,7 @@ class FusionPass(PassBase):
         return partition(graph, reduces=self.reduces, device_type=self.device_type)
 
 
+@shows_users_frames
 def fuse_graph(graph_module: fx.GraphModule, example_inputs: Sequence[Any] | None = None) -> fx.GraphModule:
     """Substitute fusion nodes into a graph module, in place, and return it.
 

@@ -92,7 +92,7 @@ class FusedFunction(Replayer, Generic[P, R]):
         super().__init__((), ())
         plain: Any = inspect.unwrap(function)
         if not inspect.isroutine(function) or not isinstance(getattr(plain, "__func__", plain), types.FunctionType):
-            raise TypeError(f"fuse takes a Python function or a module, got {_describe_no_function(function)}")
+            raise ArgumentError(f"fuse takes a Python function or a module, got {_describe_no_function(function)}")
         self.function = function
         self._lock = Lock()
         # By the key of the call, the newest first.
@@ -311,7 +311,10 @@ class FusedFunction(Replayer, Generic[P, R]):
     def _bind_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         # All by position, with defaults, where the function takes a fixed number of arguments.
         if not self._can_bind:
-            bound = self._signature.bind(*args, **kwargs)
+            try:
+                bound = self._signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise ArgumentError(f"{self.__name__}(): {error}") from None
             bound.apply_defaults()
             return bound.args, bound.kwargs
         values = list(args)
@@ -322,10 +325,10 @@ class FusedFunction(Replayer, Generic[P, R]):
             elif parameter.default is not parameter.empty:
                 values.append(parameter.default)
             else:
-                raise TypeError(f"{self.__name__}() misses the argument {name!r}")
+                raise ArgumentError(f"{self.__name__}() misses the argument {name!r}")
         if kwargs or len(values) > len(self._parameters):
             extra = next(iter(kwargs), "") or f"{len(values)} arguments"
-            raise TypeError(f"{self.__name__}() got an unexpected argument: {extra}")
+            raise ArgumentError(f"{self.__name__}() got an unexpected argument: {extra}")
         return tuple(values), {}
 
     def _find_trace(self, key: Key, leaves: tuple[Any, ...]) -> Entry:
