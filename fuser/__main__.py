@@ -22,7 +22,7 @@ from fuser.command.bisect import bisect
 from fuser.config import SETTINGS
 from fuser.cpu.backend import find_compiler
 from fuser.dtypes import DTYPES
-from fuser.errors import DeviceError, FuserError, suggest
+from fuser.errors import ArgumentError, DeviceError, FuserError, suggest
 from fuser.python_launcher import PythonLauncher
 
 BOLD, RED, GREEN, YELLOW = 1, 31, 32, 33
@@ -54,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m fuser", description=__doc__.replace("``", ""))
+    parser.add_argument("--version", action="version", version=f"fuser {fuser.__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     shown = commands.add_parser("demo", help="run four functors as one launch, beside eager torch")
     shown.set_defaults(run=show_demo)
@@ -79,7 +80,7 @@ def _make_parser() -> argparse.ArgumentParser:
         command.add_argument("--device", choices=("cpu", "cuda"), default=None)
         if name == "show":
             command.add_argument("--dtype", type=_read_dtype, default=torch.float32, help="of its tensors")
-            command.add_argument("--target", default="sm_90", help="architecture of CUDA kernels (sm_90)")
+            command.add_argument("--target", help="show a CUDA kernel for this architecture (sm_90)")
             command.add_argument("--assembly", action="store_true", help="show machine code, too")
         if name == "bench":
             command.add_argument("--dtype", nargs="+", type=_read_dtype, default=[torch.float32, torch.bfloat16])
@@ -133,8 +134,12 @@ def run_emit(options: argparse.Namespace) -> int:
 
 def run_show(options: argparse.Namespace) -> int:
     """Print the functor's kernel, that of its derivative, and what they take."""
-    function, device = _read_functor(options), options.device or _default_device()
-    for section in show.show(function, device, options.dtype, options.target, assembly=options.assembly):
+    # An architecture is one of CUDA's, whatever is in this machine.
+    device = options.device or ("cuda" if options.target else _default_device())
+    if options.target and device == "cpu":
+        raise ArgumentError(f"--target {options.target} is for CUDA kernels, and --device is cpu")
+    function, target = _read_functor(options), options.target or "sm_90"
+    for section in show.show(function, device, options.dtype, target, assembly=options.assembly):
         print(section, flush=True)
     return 0
 

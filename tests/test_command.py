@@ -91,6 +91,24 @@ def test_show(device: str, takes: str, file: Path, capsys: pytest.CaptureFixture
     assert re.search(takes, backward)
 
 
+def test_an_architecture_stands_for_cuda(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    shown = []
+    monkeypatch.setattr("fuser.command.show.show", lambda *given, assembly: shown.append(given[1::2]) or [])
+    for options in ("--target sm_100", "--device cuda", ""):
+        assert main(["show", str(file), *options.split()]) == 0
+    assert shown == [("cuda", "sm_100"), ("cuda", "sm_90"), ("cpu", "sm_90")]
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"fuser {fuser.__version__}\n"
+
+
 @pytest.mark.cpu
 def test_show_what_has_no_gradient_and_what_does_not_compile(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(file), "--scalar", "alpha", "--device", "cpu", "--dtype", "int32", "--assembly"]) == 0
@@ -233,6 +251,7 @@ def test_wrong_arguments(line: str, capsys: pytest.CaptureFixture[str]) -> None:
         ("demo --device cuda", "torch finds no CUDA device"),
         ("bench {file} --device cuda", "torch finds no CUDA device"),
         ("demo --size 10000000000000", "can't allocate memory"),
+        ("show {file} --device cpu --target sm_90", "--target sm_90 is for CUDA kernels, and --device is cpu"),
     ],
 )
 @pytest.mark.cpu
