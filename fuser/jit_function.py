@@ -157,8 +157,11 @@ class JitFunction(Replayer, Generic[R]):
         # Only tensors at the end can be left out, and the index is always there.
         if count < max(self._index_place or 0, 1) or not self.function.accepts(total):
             wanted = len(self.tensor_names)
-            takes = f"takes {wanted} tensor{'s' if wanted != 1 else ''}" if wanted else "has no tensor to work on"
-            raise ArgumentError(f"{self.signature()} {takes}, got {count}")
+            takes = f"takes {wanted} tensor{'s' if wanted != 1 else ''}, got {count}"
+            # One that changes its argument, say.
+            outputs = [f"T& {item.name}" for item in self.function.functor.outputs]
+            written = f": {', '.join(outputs)} is written to, and a tensor is read as T x" if outputs else ""
+            raise ArgumentError(f"{self.signature()} {takes if wanted else f'has no tensor to work on{written}'}")
 
     def index_function(self, count: int) -> Function:
         """Return the function of ``count`` tensors that makes its index: of a reduction, along its dimensions."""

@@ -12,6 +12,7 @@ if they are other ones, and launches.
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -67,6 +68,11 @@ def _read_call(
     fn: JitFunction | FusedFunction, arguments: tuple[Any, ...], out: Any, scalars: dict[str, Any]
 ) -> ListCall:
     is_list = tuple([isinstance(item, list | tuple) for item in arguments])
+    for item, own in zip(arguments, is_list, strict=True):
+        if not own and isinstance(item, Iterable) and not isinstance(item, torch.Tensor):
+            # Such as module.parameters().
+            hint = "; list(...) makes one of it" if isinstance(item, Iterator) else ""
+            raise ArgumentError(f"foreach takes lists of tensors, got {describe_type(item)}{hint}")
     lengths = {len(item) for item, own in zip(arguments, is_list, strict=True) if own}
     if len(lengths) != 1:
         what = f"lists of one length, got {sorted(lengths)}" if lengths else "at least one list of tensors"
@@ -84,9 +90,10 @@ def _read_call(
     is_nested = isinstance(out, list | tuple) and bool(out) and all(isinstance(item, list | tuple) for item in out)
     outs = tuple(out) if is_nested else (out,)
     if not all(isinstance(item, list | tuple) and len(item) == count for item in outs):
-        raise ArgumentError(
-            f"foreach takes as out= a list of {count} tensors for each output, got {describe_type(out)}"
+        what = " and ".join(
+            f"a list of {len(item)}" if isinstance(item, list | tuple) else describe_type(item) for item in outs
         )
+        raise ArgumentError(f"foreach takes as out= a list of {count} tensors for each output, got {what}")
     if any(tensor is None for item in outs for tensor in item):
         # To an ordinary call it would mean that there is no ``out=``.
         raise ArgumentError("out= takes tensors, got None")

@@ -295,6 +295,11 @@ def test_dimensions_of_a_reduction_as_elsewhere(call: Callable[[Any], Any], mess
 @pytest.mark.parametrize(
     ("call", "kind", "message"),
     [
+        (
+            lambda f: fuser.jit_fn("template <typename T> void twice(T& x) { x = x + x; }")(ones(3)),
+            TypeError,
+            "twice() has no tensor to work on: T& x is written to, and a tensor is read as T x",
+        ),
         (lambda f: fuser.override_can_fuse_on_cpu("no"), TypeError, "fusion is switched by a bool, got str"),
         (lambda f: fuser.override_can_fuse_on_gpu(1), TypeError, "fusion is switched by a bool, got int"),
         (lambda f: fuser.autotune(3), TypeError, "autotune takes what launches kernels, such as a fused function; got"),

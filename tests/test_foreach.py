@@ -244,11 +244,16 @@ def test_wrong_calls_say_what_is_wrong() -> None:
         (lambda: fuser.foreach(torch.add, xs, xs), "takes a functor or a fused function"),
         (lambda: fuser.foreach(axpy, xs, xs[:1]), r"lists of one length, got \[1, 2\]"),
         (lambda: fuser.foreach(axpy, 1.0, torch.tensor(2.0)), "at least one list"),
+        (
+            lambda: fuser.foreach(axpy, iter(xs), iter(xs)),
+            r"lists of tensors, got list_iterator; list\(\.\.\.\) makes one",
+        ),
+        (lambda: fuser.foreach(axpy, xs, {"x": xs[0]}), "foreach takes lists of tensors, got dict$"),
         (lambda: fuser.foreach(axpy, xs, torch.ones(3)), r"0-dim tensors for all; got a tensor of \[3\]"),
         (lambda: fuser.foreach(axpy, xs), "takes 2 tensors, got 1"),
         (lambda: fuser.foreach(axpy, xs, xs, beta=1), "no scalar 'beta'"),
         (lambda: fuser.foreach(axpy, xs, xs, alpha=torch.ones(3)), "0-dim tensors for all"),
-        (lambda: fuser.foreach(axpy, xs, xs, out=xs[:1]), "a list of 2 tensors for each output"),
+        (lambda: fuser.foreach(axpy, xs, xs, out=xs[:1]), "a list of 2 tensors for each output, got a list of 1"),
         (lambda: fuser.foreach(axpy, xs, xs, out=[None, None]), "out= takes tensors, got None"),
         (lambda: fuser.foreach(both, xs, xs, out=xs), "1 lists for 2 outputs"),
     ):
