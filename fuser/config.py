@@ -88,8 +88,11 @@ def parse_seconds(value: Any) -> float:
 
 
 def parse_optional_str(value: Any) -> str | None:
-    """Accept any text; a blank one means None."""
-    return None if value is None or not str(value).strip() else str(value)
+    """Accept a text or a path; a blank one means None."""
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(text, str | None):
+        raise TypeError("must be a text or a path, or None")
+    return text if text and text.strip() else None
 
 
 def parse_artifacts(value: Any) -> frozenset[str]:
@@ -340,6 +343,11 @@ class Config:
             if name == "logs":
                 log.show(self.logs)
             self._find_generation()
+
+        def __delattr__(self, name: str) -> None:
+            if name not in _TABLE:
+                self.__getattr__(name)
+            raise AttributeError(f"fuser.config.{name} cannot be deleted; its default is {_TABLE[name].default!r}")
 
     def touch(self) -> None:
         """Make whoever remembers something that depends on settings forget it."""

@@ -21,12 +21,14 @@ def dump(source: KernelSource, files: Mapping[str, str | bytes]) -> None:
         return
     # Long names: groups may have hundreds of functors.
     names = "-".join(functor.entry for functor in source.functors)[:80]
-    folder = Path(config.dump, f"{names}-{hashlib.sha256(source.text.encode()).hexdigest()[:12]}")
+    name = f"{names}-{hashlib.sha256(source.text.encode()).hexdigest()[:12]}"
     try:
+        folder = Path(config.dump, name).expanduser()
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
             (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
-    except OSError as error:
+    # Without a home folder "~" is a RuntimeError.
+    except (OSError, RuntimeError) as error:
         if is_of_signal_handler(error):
             raise
         warn_once(f"dump {config.dump}", f"FUSER_DUMP={config.dump}: {error}", CacheWarning)

@@ -42,12 +42,12 @@ def report(spec: KernelSpec, inputs: Sequence[TensorDesc], error: Exception) -> 
         inputs=lines,
     )
     try:
-        folder = Path(tempfile.mkdtemp(prefix="fuser-report-")) if config.dump is None else Path(config.dump)
+        folder = Path(config.dump or tempfile.mkdtemp(prefix="fuser-report-")).expanduser()
         folder.mkdir(parents=True, exist_ok=True)
         script = folder / f"reproduce-{spec.key:016x}.py"
         script.write_text(text, encoding="utf-8")
         where = f"python {script} shows it: please report it with that file"
-    except OSError as problem:
+    except (OSError, RuntimeError) as problem:
         where = f"no script shows it: {problem}"
     return UnsupportedError(f"fuser failed ({what}); {where}")
 

@@ -368,6 +368,9 @@ def test_wrong_arguments_are_named(call: Callable[[Any], Any], kind: type, messa
         ("fuel", -1, "must be an integer of 0 or more"),
         ("disk_cache", "maybe", "must be a bool (0 or 1)"),
         ("numerics", "loose", "must be one of strict, fast"),
+        ("cache_dir", 3, "must be a text or a path, or None"),
+        ("dump", b"/tmp", "must be a text or a path, or None"),
+        ("cxx", False, "must be a text or a path, or None"),
     ],
 )
 def test_a_value_that_a_setting_does_not_take(name: str, value: Any, message: str) -> None:
@@ -376,6 +379,16 @@ def test_a_value_that_a_setting_does_not_take(name: str, value: Any, message: st
         setattr(fuser.config, name, value)
     assert str(caught.value) == f"fuser.config.{name}={value!r}: {message}"
     assert getattr(fuser.config, name) == before
+
+
+def test_a_setting_cannot_be_deleted() -> None:
+    with pytest.raises(AttributeError, match=r"fuser.config.max_plans cannot be deleted; its default is 1024"):
+        del fuser.config.max_plans
+    with pytest.raises(AttributeError, match="has no setting 'plans'"):
+        del fuser.config.plans  # type: ignore[attr-defined]
+    assert fuser.config.max_plans == 1024
+    with fuser.config.patch(cache_dir=Path("some/where")):  # type: ignore[arg-type]
+        assert fuser.config.cache_dir == "some/where"
 
 
 def test_a_setting_that_there_is_not() -> None:

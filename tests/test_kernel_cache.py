@@ -424,6 +424,16 @@ def test_a_folder_for_each_kernel(tmp_path: Path) -> None:
 
 
 @pytest.mark.cpu
+def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with config.patch(dump="~/dump"):
+        new_functor()(torch.ones(8))
+    assert len(list((tmp_path / "dump").iterdir())) == 1
+    with config.patch(dump="~nobody-has-this-name/dump"), pytest.warns(CacheWarning, match="FUSER_DUMP"):
+        assert new_functor()(torch.ones(8)).shape == (8,)
+
+
+@pytest.mark.cpu
 def test_a_folder_that_cannot_be_written_to_warns_once(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with config.patch(dump=str(tmp_path / "file")):
