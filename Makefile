@@ -63,7 +63,7 @@ clean: ## Remove the virtual environment and everything the other targets wrote
 	rm -rf examples/output
 	find fuser tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(VENV)/.demo $(VENV)/.dev $(VENV)/.bench: $(VENV)/.%: pyproject.toml constraints.txt fuser/_version.py | $(BIN)/python
+$(VENV)/.demo $(VENV)/.dev $(VENV)/.bench: $(VENV)/.%: pyproject.toml constraints.txt fuser/_version.py fuser/_launcher.c | $(BIN)/python
 	@echo "installing the $* packages into $(VENV) (a few minutes the first time)"
 	$(PIP) install --constraint constraints.txt --upgrade setuptools
 	$(INSTALL) '.[$*]'

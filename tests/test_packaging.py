@@ -131,3 +131,18 @@ def test_the_sdist_installs_with_compilers(built: Path, tmp_path: Path) -> None:
         check=True,
     )  # fmt: skip
     assert str(tmp_path) in told.stdout
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_make_installs_anew_what_is_compiled(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").touch()
+    (tmp_path / ".dev").touch()
+
+    def installs(*options: str) -> bool:
+        line = ["make", "-n", *options, "lint", f"VENV={tmp_path}"]
+        told = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        return "--editable" in told
+
+    assert not installs()
+    assert installs("-W", "fuser/_launcher.c")
