@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from fuser import counters, log, planner
 from fuser import torch_ops as ops
@@ -135,7 +136,10 @@ def _find_plan(
     plans = _plans.get(spec.key) or _plans.setdefault(spec.key, Lru())
     plan = plans.get(signature)
     if plan is None or plan.until < time.monotonic():
-        plan = tune(lambda: make_plan(spec, described, described_out))._replace(generation=generation)
+        # A mode that watches the call (AOTAutograd's, in a graph's first one) would have frames in torch's answers that
+        # there is no such view, which would be taken for a signal handler's.
+        with _disable_current_modes():
+            plan = tune(lambda: make_plan(spec, described, described_out))._replace(generation=generation)
         if plan.until and plan.fallback_reason and plan.obstacle < 0 and not plan.is_expected:
             plan = plan._replace(eager=_prepare_eager(spec, described, plan.device))
         plans.put(signature, plan, config.max_plans)

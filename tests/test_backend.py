@@ -278,6 +278,12 @@ def test_dynamic_shapes_of_any_layout() -> None:
     assert_same(pictures(last, x), product(last, x, alpha=2.0))
 
 
+def test_a_view_that_inputs_of_other_strides_do_not_have() -> None:
+    flat = torch.compile(lambda x: (x + 1).reshape(-1) * 2, backend="fuser")
+    for x in (draw((4, 4), torch.float32, seed=1), draw((8, 8), torch.float32, seed=2)[::2, ::2]):
+        assert_same(flat(x), (x + 1).reshape(-1) * 2)
+
+
 def test_a_checkpoint_decides_for_costly_functors() -> None:
     """Functors with loops and reductions are computed again where the user asks for that, and saved elsewhere."""
     code = "template <typename T> T f(T x) { T s = x; for (int i = 0; i < 3; ++i) s = s * T(0.5) + x; return sin(s); }"
