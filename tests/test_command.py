@@ -319,6 +319,32 @@ def test_bisect(tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str) -
     assert max(found)[1] > 90
 
 
+# A kernel of tanh that writes where nothing is.
+DEADLY = """
+import torch
+from dataclasses import replace
+from fuser.ops import OPS
+from fuser.ops.table import parse_entry
+right = OPS["tanh"].function
+text = parse_entry("tanh", "T x", "*(volatile T*)8 = x; return x;")
+OPS["tanh"] = OPS["tanh"]._replace(make_function=lambda: replace(right, functor=text))
+x = torch.ones(9, 9)
+torch.compile(lambda x: torch.tanh((x + 1).relu() @ x.t()) + 1, backend="fuser")(x)
+"""
+
+
+@pytest.mark.cpu
+@pytest.mark.slow
+def test_bisect_of_a_kernel_that_ends_the_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script, folder = tmp_path / "deadly.py", tmp_path / "found"
+    script.write_text(DEADLY)
+    assert main(["bisect", "--folder", str(folder), str(script)]) == 0
+    assert "tanh(" in capsys.readouterr().out
+    module, inputs = torch.load(folder / "call.pt", weights_only=False)
+    assert torch.equal(inputs[0], torch.full((9, 9), 18.0))
+    assert "tanh" in module.node_names
+
+
 @pytest.mark.cpu
 @pytest.mark.slow
 def test_bisect_of_what_no_group_makes_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

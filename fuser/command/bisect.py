@@ -84,21 +84,30 @@ def bisect(command: Sequence[str], folder: Path) -> Culprit | None:
 
 def run_watched(folder: Path, command: Sequence[str]) -> None:
     """Run a script in this process, and note how many groups there are and what the last one is."""
-    fuel = passes.process_fuel = _Watched(folder)
+    passes.process_fuel = _Watched(folder)
     sys.argv = list(command)
     sys.path[0] = str(Path(command[0]).resolve().parent)
-    try:
-        runpy.run_path(command[0], run_name="__main__")
-    finally:
-        (folder / COUNT).write_text(str(fuel.burnt))
+    runpy.run_path(command[0], run_name="__main__")
 
 
 class _Watched(Fuel):
-    """Counts groups; of the last that is fused it keeps what it is, and the inputs of one call."""
+    """Counts groups; of the last that is fused it keeps what it is, and the inputs of one call.
+
+    What it knows is on disk at any time: a kernel may end the process.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__(int(os.environ["FUSER_FUEL"]))
         self.folder = folder
+        self._write_count()
+
+    def burn(self) -> bool:
+        may_be_made = super().burn()
+        self._write_count()
+        return may_be_made
+
+    def _write_count(self) -> None:
+        (self.folder / COUNT).write_text(str(self.burnt))
 
     def see(self, module: FusionModule) -> None:
         if self.burnt != self.limit:
@@ -110,6 +119,9 @@ class _Watched(Fuel):
             nonlocal most
             # The call may write to them.
             given = copy.deepcopy(tree_map_only(torch.Tensor, torch.Tensor.detach, inputs))
+            if most < 0:
+                most = 0.0
+                torch.save((twin, given), self.folder / CALL)
             wanted = run_eagerly(twin, *copy.deepcopy(given))
             made = fused(*inputs, **out)
             apart = max((compare(*pair)[1] for pair in zip(tree_leaves(made), wanted, strict=True)), default=0.0)
