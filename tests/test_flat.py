@@ -253,6 +253,10 @@ def test_options() -> None:
         read_options(None, {"cudagraphs": True})
     with pytest.raises(ArgumentError, match="option 'cuda_graphs' is 1: must be one of False, True"):
         read_options(None, {"cuda_graphs": 1})
+    assert read_options(None, {"fuel": 0})["fuel"] == 0
+    for fuel in (-1, True, 1.0, "1"):
+        with pytest.raises(ArgumentError, match=r"option 'fuel' is .*: must be one of integers from 0, None"):
+            read_options(None, {"fuel": fuel})
     x = draw((3,), torch.float32)
     on_cpu = torch.compile(lambda x: torch.sin(x) + 1, backend="fuser", mode="reduce-overhead")
     assert torch.allclose(on_cpu(x), torch.sin(x) + 1)

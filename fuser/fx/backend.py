@@ -6,6 +6,7 @@ import copy
 import functools
 import hashlib
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -285,12 +286,12 @@ MODES: dict[str | None, dict[str, Any]] = {
     "max-autotune": {"cuda_graphs": True, "autotune": True},
     "max-autotune-no-cudagraphs": {"autotune": True},
 }
-# Of each option its default, and what it may be; a type stands for all its values.
+# Of each option its default, and what it may be; a range stands for all its integers.
 OPTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "cuda_graphs": (False, (False, True)),
     "numerics": (None, ("strict", "fast", None)),
     "autotune": (None, (False, True, None)),
-    "fuel": (None, (int, None)),
+    "fuel": (None, (range(sys.maxsize), None)),
 }
 
 
@@ -307,10 +308,17 @@ def read_options(mode: str | None, options: Mapping[str, Any] | None) -> dict[st
         if name not in OPTIONS:
             raise ArgumentError(f"option {name!r}: backend 'fuser' has {', '.join(OPTIONS)}")
         allowed = OPTIONS[name][1]
-        if not any(type(value) is item or (type(value) is type(item) and value == item) for item in allowed):
-            choices = ", ".join(item.__name__ if isinstance(item, type) else repr(item) for item in allowed)
+        if not any(_is_one_of(value, item) for item in allowed):
+            choices = ", ".join("integers from 0" if isinstance(item, range) else repr(item) for item in allowed)
             raise ArgumentError(f"option {name!r} is {value!r}: must be one of {choices}")
     return {name: default for name, (default, _) in OPTIONS.items()} | given
+
+
+def _is_one_of(value: Any, allowed: Any) -> bool:
+    # A bool is no integer.
+    if isinstance(allowed, range):
+        return type(value) is int and value in allowed
+    return type(value) is type(allowed) and bool(value == allowed)
 
 
 def split_passes(joint: fx.GraphModule, inputs: Any, **settings: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
