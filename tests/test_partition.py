@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import operator
+import random
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -418,6 +419,23 @@ def test_the_work_is_in_proportion_to_the_graph(build: Callable[..., fx.GraphMod
         assert after[name] <= 2.2 * before[name] + 8, name
         assert after[name] <= 3 * sizes[1], name
     assert after["_unit_at"] <= 24 * sizes[1]
+
+
+def build_tangle(count: int, *, is_known: bool) -> fx.GraphModule:
+    """Nodes that read any two of the nodes before them, or one and do not fuse: most groups are in each other's way."""
+    graph, draws = fx.Graph(), random.Random(0)
+    made = [graph.placeholder("x"), graph.placeholder("y")]
+    for _ in range(count):
+        first, second = draws.choice(made), draws.choice(made)
+        is_apart = draws.random() < 0.1
+        made.append(graph.call_function(*((torch.fliplr, (first,)) if is_apart else (torch.add, (first, second)))))
+    return finish(graph, tuple(node for node in made if not node.users), is_known=is_known)
+
+
+def test_the_work_on_a_tangle_is_in_proportion_to_it() -> None:
+    before, after = (count_work(build_tangle(count, is_known=False)) for count in (3000, 6000))
+    for name in ("_try_merge", "_find_likely", "_unit_at"):
+        assert after[name] <= 2.2 * before[name], name
 
 
 def test_only_what_reads_a_number_is_bound_twice() -> None:

@@ -14,7 +14,7 @@ two units are about to merge, the groups between them are looked up one by one, 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,7 +34,7 @@ __all__ = ["Partition", "is_whole", "partition"]
 # Longer chains only make longer kernels; a bound keeps compile time bounded.
 MAX_APPLICATIONS = 128
 # A mask has as many bits: a longer stretch is cut, so that time and memory stay in proportion to the graph.
-MAX_STRETCH = 1 << 14
+MAX_STRETCH = 1 << 11
 # How many units that only read the same values a node tries. Most of those that do not fit are never tried.
 MAX_TRIES = 256
 # How many groups that have nothing to do with it a group tries, those of so many nodes before it first.
@@ -178,9 +178,9 @@ class _Unit:
     above: int
     below: int
     applications: int
-    # What they read of others, and those of them that others read.
-    inputs: set[fx.Node]
-    outputs: list[fx.Node]
+    # What they read of others, a mask of values, and those of them that others read.
+    inputs: int
+    outputs: int
     devices: set[torch.device]
     # Of the outputs, where known.
     shapes: set[str]
@@ -207,6 +207,10 @@ class _Stretch:
         self.slot = {node: slot for slot, node in enumerate(nodes)}
         # Nodes that read each value.
         self.readers: dict[fx.Node, int] = {}
+        # The bit of each value: of a node its slot, and further ones of what comes from elsewhere.
+        self.values = self.slot.copy()
+        # Nodes that are read elsewhere, too.
+        self.kept = self._mask_of(node for node in nodes if any(user not in self.slot for user in node.users))
         # Shape of each value, where known. As text: sizes may be symbols, which do not hash.
         self.shapes: dict[fx.Node, str] = {}
         # The unit each node belongs to now; None for what no group can have.
@@ -226,7 +230,7 @@ class _Stretch:
             value = node.meta.get("val")
             if isinstance(value, torch.Tensor):
                 devices, self.shapes[node] = {value.device}, str(value.shape)
-            inputs, outputs = set(node.all_input_nodes), [node] if node.users else []
+            inputs, outputs = self._mask_of(node.all_input_nodes), 1 << slot if node.users else 0
             paths, shapes = (above[slot], below[slot]), self._known_shapes(outputs)
             unit = _Unit([node], 1 << slot, *paths, int(is_fusible), inputs, outputs, devices, shapes)
             if is_fusible:
@@ -257,7 +261,7 @@ class _Stretch:
         small = 0
         for unit in dict.fromkeys(unit for unit in self.units if unit is not None):
             is_pointwise = unit.applications and not (unit.arranges or unit.is_whole)
-            if is_pointwise and all(is_small(node.meta.get("val")) for node in unit.outputs):
+            if is_pointwise and all(is_small(node.meta.get("val")) for node in self._nodes_of(unit.outputs)):
                 small |= unit.mask
         for slot in range(len(self.nodes)):
             # Each at its last node.
@@ -291,6 +295,17 @@ class _Stretch:
             for source_slot in own:
                 below[source_slot] |= below[slot] | 1 << slot
         return above, below
+
+    def _mask_of(self, values: Iterable[fx.Node]) -> int:
+        mask = 0
+        for value in values:
+            mask |= 1 << self.values.setdefault(value, len(self.values))
+        return mask
+
+    def _nodes_of(self, mask: int) -> Iterator[fx.Node]:
+        while mask:
+            yield self.nodes[mask.bit_length() - 1]
+            mask ^= 1 << mask.bit_length() - 1
 
     def _unit(self, node: fx.Node) -> _Unit | None:
         slot = self.slot.get(node)
@@ -331,14 +346,11 @@ class _Stretch:
 
     def _find_likely(self, unit: _Unit) -> int:
         """Return the nodes whose unit may fit: one beside it, or a peer that no path leads to. See Note [Masks]."""
-        beside = 0
-        for node in unit.inputs:
-            other = self._unit(node)
-            beside |= other.mask if other is not None else 0
         readers = 0
-        for node in unit.outputs:
+        for node in self._nodes_of(unit.outputs):
             readers |= self.readers.get(node, 0)
-        groups = readers & self.grouped & ~beside
+        beside = unit.inputs & (1 << len(self.nodes)) - 1
+        groups = (readers | beside) & self.grouped
         while groups:
             other = self._unit_at(groups)
             beside |= other.mask
@@ -348,7 +360,7 @@ class _Stretch:
 
     def _find_peers(self, unit: _Unit) -> int:
         # Of two units that read nothing of each other, outputs and applications add up.
-        outputs, applications = MAX_OUTPUTS - len(unit.outputs), MAX_APPLICATIONS - unit.applications
+        outputs, applications = MAX_OUTPUTS - unit.outputs.bit_count(), MAX_APPLICATIONS - unit.applications
         found = 0
         if len(unit.shapes) <= 1:
             for shape in {*unit.shapes, None} if unit.shapes else self.peers:
@@ -373,7 +385,7 @@ class _Stretch:
         if not many.is_whole and are_repeated(few.size, many.size, few.nodes, self.calls):
             return False
         inputs, outputs = self._find_ends(first, second)
-        if len(inputs) > MAX_INPUTS or len(outputs) > MAX_OUTPUTS:
+        if inputs.bit_count() > MAX_INPUTS or outputs.bit_count() > MAX_OUTPUTS:
             return False
         if not _are_connected(first, second) and len(first.shapes | second.shapes) > 1:
             return False
@@ -382,14 +394,14 @@ class _Stretch:
         self._merge(first, second, inputs, outputs)
         return True
 
-    def _find_ends(self, first: _Unit, second: _Unit) -> tuple[set[fx.Node], list[fx.Node]]:
-        inputs, outputs = first.inputs | second.inputs, [*first.outputs, *second.outputs]
-        if not _are_connected(first, second):
-            return inputs, outputs
-        both = (first, second)
-        return {node for node in inputs if self._unit(node) not in both}, [
-            node for node in outputs if any(self._unit(user) not in both for user in node.users)
-        ]
+    def _find_ends(self, first: _Unit, second: _Unit) -> tuple[int, int]:
+        inside = first.mask | second.mask
+        inputs, outputs = first.inputs | second.inputs, first.outputs | second.outputs
+        # Only what one of them reads of the other may be nobody else's business.
+        for node in self._nodes_of(outputs & inputs & ~self.kept):
+            if not self.readers[node] & ~inside:
+                outputs ^= 1 << self.slot[node]
+        return inputs & ~inside, outputs
 
     def _has_path(self, first: _Unit, second: _Unit) -> bool:
         """Whether a path leads from one unit to the other through a third. See Note [Masks]."""
@@ -408,7 +420,7 @@ class _Stretch:
             groups_up &= ~upper.mask
         return True  # for all that is known
 
-    def _merge(self, first: _Unit, second: _Unit, inputs: set[fx.Node], outputs: list[fx.Node]) -> None:
+    def _merge(self, first: _Unit, second: _Unit, inputs: int, outputs: int) -> None:
         self._leave(first)
         self._leave(second)
         unit, other = (first, second) if len(first.nodes) >= len(second.nodes) else (second, first)
@@ -444,10 +456,11 @@ class _Stretch:
 
     def _peers_of(self, unit: _Unit) -> tuple[dict[tuple[int, int], int], tuple[int, int]]:
         shape = next(iter(unit.shapes), None)
-        return self.peers.setdefault(shape, {}), (len(unit.outputs), unit.applications)
+        return self.peers.setdefault(shape, {}), (unit.outputs.bit_count(), unit.applications)
 
-    def _known_shapes(self, nodes: Sequence[fx.Node]) -> set[str]:
-        return {self.shapes[node] for node in nodes if node in self.shapes} if self.shapes else set()
+    def _known_shapes(self, outputs: int) -> set[str]:
+        nodes = self._nodes_of(outputs) if self.shapes else ()
+        return {self.shapes[node] for node in nodes if node in self.shapes}
 
 
 def _returns_several(node: fx.Node, call: OpCall | None) -> bool:
