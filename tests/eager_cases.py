@@ -136,6 +136,11 @@ CONSTRUCTS: tuple[Construct, ...] = (
         "return x * T(Kind::EVEN + ODD) + T(int(K::x) * int(L::x));",
         "enum Kind { EVEN = 2UL, ODD = 0X1B }; enum struct K { x = 3 }; enum class L { x = 5 };",
     ),
+    one(
+        "enum_below_zero",
+        "Sign s = x > T(0) ? Sign::P : Sign::N; return x * T(int(s)) + T(LOW) + T(NEXT < 0u);",
+        "enum class Sign : int { N = -1, P = 1 }; enum { LOW = -0x10, NEXT };",
+    ),
     one("enum_hides_nothing", "enum class K { x = 3 }; enum struct L { x = 5 }; return x * T(int(K::x) * int(L::x));"),
     one(
         "enum_values",
@@ -708,6 +713,32 @@ CONSTRUCTS: tuple[Construct, ...] = (
         "T a[] = {x, x * 2, x * 3}; int n = sizeof(a) / sizeof(a[0]); T s = T(0); for (int i = 0; i < n; i++) "
         "s += a[i]; return s * T(n);",
         dtypes=(torch.float32,),
+    ),
+    one(
+        "struct_names_itself",
+        "V<T> u{x, T(2)}, v = u.swapped(); return v.dot(u) + V<int>::K * E<T>().next().v + E<float>().next().v;",
+        "template <typename T> struct V { T x, y; static constexpr int K = 3; V swapped() const { return V{y, x}; } "
+        "T dot(const V& o) const { return x * o.x + y * o.y * T(V::K); } };\n"
+        "template <typename T> struct E { T v; E() : v(T(5)) {} E next() const { E e; e.v = v + T(1); return e; } };\n"
+        "template <> struct E<float> { float v = 7; E next() const { E e; e.v = v + 2; return e; } };",
+        dtypes=(torch.float32, torch.float64),
+    ),
+    one(
+        "struct_declared_first",
+        "return x * T(Of<T>::n) + S{2}.v;",
+        "template <typename T> struct Of; template <> struct Of<float> { static constexpr int n = 3; };\n"
+        "template <> struct Of<double> { static constexpr int n = 4; };\n"
+        "struct S; struct S { int v; }; template <typename T> struct Of;",
+        dtypes=(torch.float32, torch.float64),
+    ),
+    one(
+        "alias_template",
+        "wide<T> a = x; a = a / 3; P<T> p{x, T(2)}; return T(a) + p.a * sum(p) + T(sizeof(arr<T, 2>) / sizeof(T));",
+        "template <typename T> using wide = typename std::conditional<sizeof(T) == 4, double, T>::type;\n"
+        "template <typename T> struct Pair { T a, b; }; template <typename T = float> using P = Pair<T>;\n"
+        "template <typename T, int N> using arr = T[N];\n"
+        "template <typename T> T sum(Pair<T> p) { return p.a + p.b; }",
+        dtypes=(torch.float32, torch.float64),
     ),
     one(
         "static_member_function",

@@ -70,7 +70,8 @@ def _type_descriptor(reader: Reader, node: tree_sitter.Node) -> TypeSyntax:
 
 
 def _named_type(reader: Reader, node: tree_sitter.Node) -> NamedType:
-    return NamedType(reader.place(node), reader.spell(" ".join(text_of(node).split())))
+    name = reader.spell(" ".join(text_of(node).split()))
+    return NamedType(reader.place(node), name, reader.own_arguments.get(name, ()))
 
 
 def _placeholder(reader: Reader, node: tree_sitter.Node) -> NamedType:

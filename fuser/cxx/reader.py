@@ -102,6 +102,8 @@ class Reader:
     used: list[Path] = field(default_factory=list)
     # Functions that are defined outside of classes, by name.
     functions: dict[str, list[FunctionDefinition]] = field(default_factory=dict)
+    # The template arguments that a class's own name stands for inside of it, where none are written.
+    own_arguments: dict[str, tuple[TypeSyntax | Expression, ...]] = field(default_factory=dict)
     # Functions that are called and declared nowhere.
     externals: dict[str, Place] = field(default_factory=dict)
     # Bytes before a text that is read again by itself.

@@ -36,10 +36,11 @@ class Declaration(Statement):
 
 @dataclass(frozen=True, slots=True)
 class Alias(Statement):
-    """``using name = type;`` and ``typedef``."""
+    """``using name = type;`` and ``typedef``; a template of one has parameters."""
 
     name: str
     type: TypeSyntax
+    template: tuple[TemplateParameter, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

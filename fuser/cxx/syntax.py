@@ -25,6 +25,7 @@ from fuser.cxx.nodes import (
     Statement,
     TemplateParameter,
     TypeSyntax,
+    Unary,
 )
 from fuser.cxx.reader import Grammar, Reader, read_list
 from fuser.cxx.statement_syntax import IGNORED, STATEMENTS, read_block, read_declarators, read_optional, read_statements
@@ -101,7 +102,8 @@ def _specialisation(
 
 
 def _template(reader: Reader, node: tree_sitter.Node) -> list[Statement]:
-    inner, found = node.named_children[-1], []
+    inner = node.named_children[-1]
+    found: list[Struct | Alias] = []
     declarator = function_declarator(inner)
     name = "" if declarator is None else _function_name(reader, declarator)
     if declarator is not None:
@@ -114,9 +116,16 @@ def _template(reader: Reader, node: tree_sitter.Node) -> list[Statement]:
             special = _specialisation(reader, field(declarator, "declarator"), template)
             special = () if special is None and not template else special
             reader.functions.setdefault(full, []).append(replace(function, special=special))
+        elif inner.type in {"struct_specifier", "class_specifier"} and inner.child_by_field_name("body") is None:
+            # A declaration; of a template that is never defined there are specialisations.
+            is_new = reader.kind(_struct_name(inner)) != "type"
+            found = [Struct(reader.place(node), full, template, (), ())] if is_new else []
         elif inner.type in {"struct_specifier", "class_specifier"}:
             special = _specialisation(reader, inner.child_by_field_name("name"), template)
-            found = [replace(_struct(reader, inner, full, template), special=special)]
+            found = [replace(_struct(reader, inner, full, template, special), special=special)]
+        elif inner.type == "alias_declaration":
+            kind = read_type(reader, field(inner, "type"))
+            found = [Alias(reader.place(node), full, kind, template)]
         elif declarator is None:
             raise reader.refuse(node, f"a template of a {inner.type.replace('_', ' ')}")
     for _ in found:
@@ -238,15 +247,28 @@ def _struct_name(node: tree_sitter.Node) -> str:
     return "" if name is None else text_of(name.child_by_field_name("name") or name)
 
 
-def _plain_struct(reader: Reader, node: tree_sitter.Node) -> Struct:
+def _plain_struct(reader: Reader, node: tree_sitter.Node) -> Struct | list[Statement]:
+    if node.child_by_field_name("body") is None:
+        reader.declare(_struct_name(node), "type")
+        return []
     return _struct(reader, node, reader.qualify(_struct_name(node)))
 
 
-def _struct(reader: Reader, node: tree_sitter.Node, full: str, template: tuple[TemplateParameter, ...] = ()) -> Struct:
+def _struct(
+    reader: Reader,
+    node: tree_sitter.Node,
+    full: str,
+    template: tuple[TemplateParameter, ...] = (),
+    special: tuple[TypeSyntax | Expression, ...] | None = None,
+) -> Struct:
     body = node.child_by_field_name("body")
     if not _struct_name(node) or body is None or any(child.type == "base_class_clause" for child in node.children):
         raise reader.refuse(node, "a class without a name or with bases")
     reader.declare(_struct_name(node), "type", full)
+    own = special or tuple(
+        NamedType(item.place, item.name) if item.type is None else Name(item.place, item.name) for item in template
+    )
+    outer, reader.own_arguments = reader.own_arguments, reader.own_arguments | {full: own}
     fields: list[Declarator] = []
     constants: list[Declarator] = []
     members: list[tree_sitter.Node] = []
@@ -265,6 +287,7 @@ def _struct(reader: Reader, node: tree_sitter.Node, full: str, template: tuple[T
             elif child.type not in {"access_specifier", *IGNORED}:
                 raise reader.refuse(child, f"the member {text_of(child).splitlines()[0]!r}")
         functions = tuple(_member_function(reader, child) for child in members)
+    reader.own_arguments = outer
     return Struct(reader.place(node), full, template, tuple(fields), functions, tuple(constants))
 
 
@@ -295,9 +318,11 @@ def _enum(reader: Reader, node: tree_sitter.Node) -> list[Statement]:
             raise reader.refuse(value, "an enumerator that is no plain number")
         before = values[-1][1] if values else -1
         values.append((child, _integer(text_of(value)) if value is not None else before + 1))
+    numbers = [value for _, value in values] or [0]
     base = node.child_by_field_name("base")
-    largest = max((value for _, value in values), default=0)
-    promoted = NamedType(place, next(name for name, bound in _ENUM_TYPES if largest < bound))
+    promoted = NamedType(
+        place, next(kind for kind, low, high in _ENUM_TYPES if low <= min(numbers) <= max(numbers) < high)
+    )
     kind = promoted if base is None else read_type(reader, base)
     found: list[Statement] = []
     if name is not None:
@@ -306,17 +331,21 @@ def _enum(reader: Reader, node: tree_sitter.Node) -> list[Statement]:
     is_scoped = has_word(node, "class", "struct")
     for child, number in values:
         label = text_of(field(child, "name"))
-        literal = Literal(reader.place(child), f"{number}u" if number >= 1 << 63 else str(number))
+        at = reader.place(child)
+        literal: Expression = Literal(at, f"{abs(number)}u" if number >= 1 << 63 else str(abs(number)))
+        literal = Unary(at, "-", literal) if number < 0 else literal
         names = [] if name is None else [f"{reader.qualify(text_of(name))}::{label}"]
         if not is_scoped:
             names.append(reader.qualify(label))
             reader.declare(label, "value")
-        found += [Declaration(place, (Declarator(literal.place, item, kind, literal),)) for item in names]
+        found += [Declaration(place, (Declarator(at, item, kind, literal),)) for item in names]
     return found
 
 
 # What the values of an enumeration without a type of its own are promoted to.
-_ENUM_TYPES = (("int32_t", 1 << 31), ("uint32_t", 1 << 32), ("int64_t", 1 << 63), ("uint64_t", 1 << 64))
+_ENUM_TYPES = (
+    ("int32_t", -1 << 31, 1 << 31), ("uint32_t", 0, 1 << 32), ("int64_t", -1 << 63, 1 << 63), ("uint64_t", 0, 1 << 64),
+)  # fmt: skip
 
 
 def _integer(text: str) -> int:

@@ -19,7 +19,7 @@ from fuser.cxx.nodes import (
     TypeSyntax,
     walk,
 )
-from fuser.cxx.statements import Struct
+from fuser.cxx.statements import Alias, Struct
 from fuser.eager.data import PLACE, Value, constant
 from fuser.eager.state import Scope, State
 from fuser.eager.storage import NoTranslation, SubstitutionError
@@ -74,6 +74,10 @@ def _resolve_name(state: State, node: NamedType) -> CppType:
     found = state.scope.find(node.name)
     if isinstance(found, Struct):
         return instantiate(state, found, [resolve_argument(state, item) for item in node.arguments])
+    if isinstance(found, Alias):
+        bindings = _bind(state, found, [resolve_argument(state, item) for item in node.arguments])
+        with state.within(Scope(state.globals, bindings)):
+            return resolve(state, found.type)
     if isinstance(found, CPP_TYPES):
         if node.member and isinstance(found, torch.dtype):
             # std::complex<T>::value_type.
@@ -117,18 +121,28 @@ def instantiate(
 ) -> ClassType:
     """Return a struct for template arguments; of a function's own, ``around`` are those of the function."""
     names = [*(around or {}), *(parameter.name for parameter in struct.template)]
-    bindings: dict[str, Any] = dict(zip(names, [*(around or {}).values(), *arguments], strict=False))
+    bindings = _bind(state, struct, arguments, around)
     with state.within(Scope(state.globals, bindings)):
-        for parameter in struct.template[len(arguments) :]:
-            if parameter.default is None:
-                raise NoTranslation(f"{struct.name!r} without template arguments")
-            bindings[parameter.name] = resolve_argument(state, parameter.default)
         frozen = tuple((name, bindings[name]) for name in names)
         special = _find_special(state, struct, [value for _, value in frozen])
     with state.within(class_scope(state, special, bindings)):
         # One that is specialised keeps the template's arguments: they are deduced from it as from any other.
         fields = {field.name: resolve(state, field.type) for field in special.fields}
     return ClassType(special, frozen, fields)
+
+
+def _bind(
+    state: State, named: Struct | Alias, arguments: list[Any], around: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    # What the parameters of a template stand for: its arguments, then defaults.
+    names = (parameter.name for parameter in named.template)
+    bindings: dict[str, Any] = dict(around or {}) | dict(zip(names, arguments, strict=False))
+    with state.within(Scope(state.globals, bindings)):
+        for parameter in named.template[len(arguments) :]:
+            if parameter.default is None:
+                raise NoTranslation(f"{named.name!r} without template arguments")
+            bindings[parameter.name] = resolve_argument(state, parameter.default)
+    return bindings
 
 
 def _find_special(state: State, struct: Struct, arguments: list[Any]) -> Struct:

@@ -95,7 +95,7 @@ def _bind_parts(state: State, item: Declarator) -> None:
 
 
 def _run_alias(state: State, node: Alias) -> None:
-    state.scope.names[node.name] = resolve(state, node.type)
+    state.scope.names[node.name] = node if node.template else resolve(state, node.type)
 
 
 def _run_struct(state: State, node: Struct) -> None:
