@@ -302,6 +302,27 @@ def test_arithmetic_on_sizes_is_pythons(name: str, how: str) -> None:
     assert any(node.op == "call_module" for node in graph.nodes)
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, n: (x * round(n), round(n, 1), round(x.size(1) / 7)),
+        lambda x, n: (x * divmod(n, 2)[0], *divmod(100, n), divmod(x.numel(), 7)[1]),
+    ],
+)
+def test_rounding_and_dividing_numbers_is_pythons(function: Callable[..., Any], x: torch.Tensor) -> None:
+    fused = fuser.fuse(function)
+    for number in (2.5, 7, 3, -2.66, 3.5):
+        got, wanted = fused(x, number), function(x, number)
+        assert torch.equal(got[0], wanted[0])
+        assert repr(got[1:]) == repr(wanted[1:])
+
+
+def test_the_text_of_a_shape_is_that_of_each_call() -> None:
+    fused = fuser.fuse(lambda x: (x * 2, f"{x.shape}", str((x.t() + 1).shape)))
+    for size in (2, 3, 2):
+        assert fused(torch.ones(size, 4))[1:] == (f"torch.Size([{size}, 4])", f"torch.Size([4, {size}])")
+
+
 def test_arithmetic_on_sizes_in_place_is_no_barrier(x: torch.Tensor) -> None:
     def function(x: Any) -> Any:
         active, rows = torch.relu(x), x.size(0)

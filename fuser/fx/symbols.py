@@ -59,8 +59,17 @@ class Symbol(fx.Proxy):
             id(self.node) if self.tracer.has_elements(value) else hash(self.tracer.settle(self, "hash()", "a number"))
         )
 
+    def __round__(self, *digits: Any) -> Any:
+        return self.tracer.create_proxy("call_function", round, (self, *digits), {})
+
+    def __divmod__(self, other: Any) -> Any:
+        return self.tracer.create_proxy("call_function", divmod, (self, other), {})
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return self.tracer.create_proxy("call_function", divmod, (other, self), {})
+
     def __format__(self, spec: str) -> str:
-        if isinstance(self.tracer.find(self), int | float | complex | str):
+        if isinstance(self.tracer.find(self), int | float | complex | str | torch.Size):
             return format(self.tracer.settle(self, "the text of a tensor", "its shape"), spec)
         return repr(self)
 
