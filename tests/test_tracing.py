@@ -587,6 +587,60 @@ def test_writing_to_tensors_among_the_arguments_changes_no_list(x: torch.Tensor)
         assert torch.equal(one[1]["x"], other[1]["x"])
 
 
+# --- what an argument is ---------------------------------------------------------------------------------------------
+def matched(x: Any, other: Any) -> Any:
+    match other:
+        case ("scale", factor):
+            return x * factor
+        case int(number):
+            return x - number
+        case float():
+            return x * 4
+        case torch.Tensor():
+            return x + other
+        case str() | None:
+            return x * 5
+        case _:
+            return x * 0
+
+
+KINDS: dict[str, Callable[..., Any]] = {
+    "pattern": matched,
+    "type": lambda x, other: x * 2 if type(other) is int else x * 3 if type(other) is torch.Tensor else x,
+    "type of a result": lambda x, other: x * 2 if isinstance(other, int | float) and type(other * 2) is float else x,
+    "type as a value": lambda x, other: x * type(other)(2.7) if type(other) in (int, float) else x,
+    "type is itself": lambda x, _: x * 2 if type(int) is type and isinstance(int, type) and type("A", (), {}) else x,
+    "callable": lambda x, other: x * 2 if callable(other) else x,
+    "attribute": lambda x, other: x * 2 if hasattr(other, "shape") else x,
+    "attribute of some numbers": lambda x, other: x * 2 if hasattr(other, "bit_length") else x,
+    "default": lambda x, other: x * getattr(other, "ndim", 7),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_an_argument_is_decides_as_without_fusion(kind: str, x: torch.Tensor) -> None:
+    function = KINDS[kind]
+    fused = fuser.fuse(function)
+    for other in (4, 2.5, x, "text", None, ("scale", 2), 7, ("scale", 3.0), 1.5, torch.relu):
+        assert torch.equal(fused(x, other), function(x, other)), other
+    assert "type" not in globals()
+
+
+def test_an_attribute_may_have_the_name_of_a_builtin(x: torch.Tensor) -> None:
+    class Layer:
+        type = 3.0
+
+        def scale(self, x: Any) -> Any:
+            return x * self.type if type(self) is Layer else x
+
+    layer = Layer()
+    fused = fuser.fuse(layer.scale)
+    for factor in (3.0, 5.0):
+        Layer.type = factor
+        assert torch.equal(fused(x), x * factor)
+    assert not {"type"} & vars(layer).keys()
+
+
 # --- attributes that tensors have not ---------------------------------------------------------------------------------
 def scaled(x: Any) -> Any:
     x = axpy(x, x, alpha=2.0)

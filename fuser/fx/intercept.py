@@ -1,4 +1,4 @@
-"""What sees that a function is traced: torch functions of no symbol, and ``isinstance`` of a symbol."""
+"""What sees that a function is traced: torch functions of no symbol, and what Python asks of a symbol's class."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fuser.fx.guards import Guards
 from fuser.fx.symbols import Symbol, is_symbol, is_tensor
 from fuser.jit_function import JitFunction
 
-__all__ = ["MATH", "Intercept", "is_traced", "isinstance_asks_symbols", "math_takes_symbols"]
+__all__ = ["MATH", "Intercept", "builtins_ask_symbols", "is_traced", "math_takes_symbols"]
 
 # The functions of Python's math module by name.
 MATH: dict[str, Callable[..., Any]] = {
@@ -81,19 +81,27 @@ def is_traced(values: Sequence[Any]) -> bool:
 
 
 @contextmanager
-def isinstance_asks_symbols(guards: Guards) -> Iterator[None]:
-    """Let ``isinstance`` ask symbols what they stand for, in torch and where the traced function asks it, meanwhile."""
+def builtins_ask_symbols(guards: Guards) -> Iterator[None]:
+    """Let ``isinstance`` and its like ask symbols what they stand for, where the traced function calls them, meanwhile.
+
+    In torch, too, ``isinstance`` does.
+    """
     # A property ``__class__`` would not do: torch's C++ would take symbols for tensors. Other code keeps its own.
-    found: list[Any] = [vars(torch)]
-    found += [getattr(question, "__self__", None) for question, name, _ in guards.asked if name == "isinstance"]
-    namespaces = [held for held in {id(held): held for held in found}.values() if isinstance(held, dict)]
-    for held in namespaces:
-        held["isinstance"] = _isinstance
+    asked: list[tuple[Any, Any]] = [(vars(torch), "isinstance")]
+    asked += [
+        (getattr(question, "__self__", None), name)
+        for question, name, _ in guards.asked
+        if type(name) is str and name in _ASKING
+    ]
+    # Globals of functions: an object may have an attribute of that name, which its class holds.
+    found = {(id(held), name): held for held, name in asked if isinstance(held, dict) and "__builtins__" in held}
+    for (_, name), held in found.items():
+        held[name] = _ASKING[name]
     try:
         yield
     finally:
-        for held in namespaces:
-            del held["isinstance"]
+        for (_, name), held in found.items():
+            del held[name]
 
 
 @contextmanager
@@ -129,3 +137,29 @@ def _isinstance(item: Any, kinds: Any, /) -> bool:
     if isinstance(item, kinds):
         return True
     return issubclass(type(item), Symbol) and issubclass(item.tracer.find_class(item), kinds)
+
+
+def _callable(item: Any, /) -> bool:
+    return not is_symbol(item) and callable(item)
+
+
+class _AsksSymbols(type):
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1 and is_symbol(args[0]):
+            return args[0].tracer.find_class(args[0])
+        made = type(*args, **kwargs)
+        # ``type(kind) is type``, in one and the same function.
+        return cls if made is type else made
+
+    def __instancecheck__(cls, item: Any) -> bool:
+        return isinstance(item, type)
+
+    def __subclasscheck__(cls, kind: type) -> bool:
+        return issubclass(kind, type)
+
+
+class _Type(type, metaclass=_AsksSymbols):
+    """``type`` of a symbol is what the symbol stands for."""
+
+
+_ASKING: dict[str, Any] = {"isinstance": _isinstance, "callable": _callable, "type": _Type}

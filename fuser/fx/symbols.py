@@ -14,6 +14,7 @@ from torch import fx
 
 from fuser.errors import TracingError
 from fuser.fx.examples import is_kind_question
+from fuser.ops import IS_NUMBER
 
 __all__ = ["IN_PLACE", "Symbol", "is_symbol", "is_tensor"]
 
@@ -33,10 +34,17 @@ class Symbol(fx.Proxy):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name.endswith("__"):
             raise AttributeError(name)
-        if not hasattr(torch.Tensor, name):
+        if not hasattr(torch.Tensor, name) or self.node.meta.get(IS_NUMBER):
             self.tracer.check_attribute(self, name)
         found = _SymbolAttribute(self, name)
         return self.tracer.settle_if_known(found) if is_kind_question(name) and _is_property(name) else found
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """What a pattern, ``case int():``, looks at. For everybody else a symbol is one."""
+        frame = sys._getframe(1)
+        is_matched = frame.f_code.co_code[frame.f_lasti] == dis.opmap["MATCH_CLASS"]
+        return self.tracer.find_class(self) if is_matched else type(self)
 
     def __bool__(self) -> bool:
         return bool(self.tracer.settle(self, "bool() of a tensor", "torch.where"))

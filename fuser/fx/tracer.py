@@ -30,7 +30,7 @@ from fuser.fx.arguments import NUMBER, Key, is_as_given, name_leaves, rebuild
 from fuser.fx.examples import Examples, Facts, Unknown, find_facts
 from fuser.fx.finished import finish_graph
 from fuser.fx.guards import Guards, find_guards
-from fuser.fx.intercept import MATH, Intercept, isinstance_asks_symbols, math_takes_symbols
+from fuser.fx.intercept import MATH, Intercept, builtins_ask_symbols, math_takes_symbols
 from fuser.fx.nodes import is_size
 from fuser.fx.symbols import IN_PLACE, Symbol, is_symbol, is_tensor
 from fuser.fx.writes import split_batch_norm
@@ -146,7 +146,7 @@ class _Tracer(fx.Tracer):
         """Trace; a module's buffers are left as they were: ``self.count += 1`` would put a proxy there."""
         plain: Any = inspect.unwrap(self._function)
         try:
-            with Intercept(self), isinstance_asks_symbols(guards), math_takes_symbols():
+            with Intercept(self), builtins_ask_symbols(guards), math_takes_symbols():
                 graph = self.trace(getattr(plain, "__func__", plain))
             for (_, name), (module, _) in self._buffers.items():
                 found: Any = module._buffers[name]
@@ -283,11 +283,17 @@ class _Tracer(fx.Tracer):
         return None if self.examples is None else self.examples.find(proxy.node)
 
     def check_attribute(self, proxy: Symbol, name: str) -> None:
-        """Raise AttributeError, as its tensor does, for a symbol of a tensor that has no attribute of this name.
+        """Raise AttributeError, as what it stands for does, for a symbol that has no attribute of this name.
 
         Users may give their tensors attributes: whether they did is relied on.
         """
         node = proxy.node
+        if node.meta.get(IS_NUMBER):
+            have = [hasattr(kind, name) for kind in (int, float, complex)]
+            kind = self.find_class(proxy) if any(have) and not all(have) else int
+            if not hasattr(kind, name):
+                raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
+            return
         is_given = node.op in {"placeholder", "get_attr"}
         if self.examples is None or not (is_given or _makes_new(node)):
             return
