@@ -147,6 +147,8 @@ class Function:
     view: View | None = None
     # Whether results lie row-major, whatever the tensors do.
     is_contiguous: bool = False
+    # Whether they do unless the first tensor lies in one of torch's formats of channels last.
+    keeps_format: bool = False
 
     @property
     def name(self) -> str:
@@ -318,6 +320,7 @@ class Function:
             "dims": None if self.dims is None else list(self.dims),
             "form": self.form,
             "is_contiguous": self.is_contiguous,
+            "keeps_format": self.keeps_format,
         }
         return {name: value for name, value in written.items() if value != _USUAL.get(name, ...)}
 
@@ -349,6 +352,7 @@ class Function:
             dims=None if data["dims"] is None else tuple(data["dims"]),
             form=_form_from_json(data["form"]),
             is_contiguous=data["is_contiguous"],
+            keeps_format=data["keeps_format"],
         )
 
 
@@ -368,6 +372,7 @@ _USUAL: dict[str, Any] = {
     "dims": None,
     "form": None,
     "is_contiguous": False,
+    "keeps_format": False,
 }
 
 # Python functions that groups hold, by the names that stand for them in JSON: no two processes give the same name.

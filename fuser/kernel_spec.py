@@ -19,7 +19,15 @@ from fuser.dtypes import Rank, dtype_info
 from fuser.errors import GroupError, ShapeError, UnsupportedError
 from fuser.function import ARRANGEMENTS, READS, VIEWS, Function
 from fuser.graph import FusionGroup, hash_text
-from fuser.layout import Shape, Strides, broadcast_shapes, contiguous_strides, infer_output_strides, is_dense
+from fuser.layout import (
+    Shape,
+    Strides,
+    broadcast_shapes,
+    contiguous_strides,
+    has_channels_last_format,
+    infer_output_strides,
+    is_dense,
+)
 from fuser.orders import RowOrder
 
 __all__ = [
@@ -326,7 +334,9 @@ def infer_layouts(
         elif function.op in {"pow", "pow_number"} and operands[0].is_number:
             # at::pow(Scalar, Tensor) lays its result out before it knows its operands.
             strides = contiguous_strides(shape)
-        elif function.is_contiguous:
+        elif function.is_contiguous or (
+            function.keeps_format and not has_channels_last_format(shape, operands[0].strides)
+        ):
             strides = contiguous_strides(shape)
         elif operands[0].shape == shape and _keeps_strides(function, operands[0]):
             strides = operands[0].strides

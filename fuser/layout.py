@@ -18,6 +18,7 @@ __all__ = [
     "broadcast_strides",
     "build_iteration_space",
     "contiguous_strides",
+    "has_channels_last_format",
     "infer_output_strides",
     "is_contiguous",
     "is_dense",
@@ -97,6 +98,20 @@ def is_contiguous(shape: Shape, strides: Strides, order: Sequence[int] | None = 
             if strides[dim] != expected:
                 return False
             expected *= shape[dim]
+    return True
+
+
+def has_channels_last_format(shape: Shape, strides: Strides) -> bool:
+    """Whether the format that torch suggests for what is made like a tensor is one of channels last."""
+    rank = len(shape)
+    if rank not in (4, 5) or strides[1] == 0:
+        return False
+    least = 0
+    for dim in (1, *range(rank - 1, 1, -1), 0):
+        # What could be row-major as well, is.
+        if shape[dim] == 0 or strides[dim] < least or (dim == 0 and least == strides[1]):
+            return False
+        least = strides[dim] * max(shape[dim], 1)
     return True
 
 

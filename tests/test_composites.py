@@ -316,6 +316,27 @@ def test_modules_of_norms() -> None:
         torch.testing.assert_close(step(x), model(x))
 
 
+@pytest.mark.cpu
+@pytest.mark.parametrize("name", ["batch_norm", "batch_norm in evaluation", "group_norm", "rms_norm"])
+def test_norms_lie_as_torchs(name: str) -> None:
+    mean, var = torch.zeros(6), torch.ones(6)
+    norms = {
+        "batch_norm": lambda x: F.batch_norm(x, None, None, training=True),
+        "batch_norm in evaluation": lambda x: F.batch_norm(x, mean, var),
+        "group_norm": lambda x: F.group_norm(x, 2),
+        "rms_norm": lambda x: F.rms_norm(x, x.shape[-1:]),
+    }
+    step = fuser.fuse(lambda x: norms[name](x * 2))
+    images = draw(2, 6, 4, 5)
+    last = images.contiguous(memory_format=torch.channels_last)
+    # One function for all: what it found of one layout does not serve the next.
+    for x in (images, last, last[:, :, ::2], images.mT, draw(6, 2, 4, 5).transpose(0, 1), images[0], images[0].mT):
+        if x.dim() == 4 or name == "rms_norm":
+            torch.testing.assert_close(step(x), step.function(x), check_stride=True)
+    x = draw(6, 2).t() if name != "rms_norm" else draw(5, 2).t()
+    torch.testing.assert_close(step(x), step.function(x), check_stride=True)
+
+
 def test_a_wrong_shape_is_torchs_error() -> None:
     step = fuser.fuse(lambda x, weight: F.layer_norm(x * 2, (weight.shape[0],), weight))
     for x, weight in ((draw(5, 24), draw(23)), (draw(24, 23), draw(1))):

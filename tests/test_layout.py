@@ -10,6 +10,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
+from torch._prims_common import suggest_memory_format
 
 from fuser.errors import ShapeError
 from fuser.layout import (
@@ -18,6 +19,7 @@ from fuser.layout import (
     broadcast_strides,
     build_iteration_space,
     contiguous_strides,
+    has_channels_last_format,
     infer_output_strides,
     is_contiguous,
 )
@@ -201,3 +203,4 @@ def test_is_contiguous(tensors: list[torch.Tensor]) -> None:
     (x,) = tensors
     assert is_contiguous(tuple(x.shape), x.stride()) == x.is_contiguous()
     assert contiguous_strides(tuple(x.shape)) == torch.empty(x.shape).stride()
+    assert has_channels_last_format(tuple(x.shape), x.stride()) == (suggest_memory_format(x) != torch.contiguous_format)

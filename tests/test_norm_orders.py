@@ -218,7 +218,7 @@ def check_planes(batch: int, channels: int, size: int) -> None:
     torch.manual_seed(batch)
     x, dy = wide(batch, channels, size, size), wide(batch, channels, size, size)
     weight, bias = wide(2, channels)
-    out, mean, rstd = run("batch_norm", (4, True, True, True, 3), input=x, weight=weight, bias=bias)
+    out, mean, rstd = run("batch_norm", (4, False, True, True, True, 3), input=x, weight=weight, bias=bias)
     rows, grads = (item.transpose(0, 1).reshape(channels, -1) for item in (x, dy))
     moments = as_threads_do(
         "batch_norm_planes", [rows], is_across=False, step=next_plane, merge=merge_plane, plane=size
@@ -228,8 +228,8 @@ def check_planes(batch: int, channels: int, size: int) -> None:
     m, r, w = (item.view(1, channels, 1, 1) for item in (mean, rstd, weight))
     assert torch.equal(out, w * (x - m) * r + bias.view(w.shape))
     made = run(
-        "native_batch_norm_backward", (4, True, True, (True, True, True)), grad_out=dy, input=x, mean=mean, rstd=rstd,
-        weight=weight,
+        "native_batch_norm_backward", (4, False, True, True, (True, True, True)), grad_out=dy, input=x, mean=mean,
+        rstd=rstd, weight=weight,
     )  # fmt: skip
     terms = [rows - mean[:, None], grads, grads]
     order = "batch_norm_plane_sums"
@@ -245,7 +245,7 @@ def check_batch_norm(batch: int, channels: int, size: int) -> None:
     torch.manual_seed(batch)
     x, dy = (wide(batch, channels, size, size).contiguous(memory_format=torch.channels_last) for _ in range(2))
     weight, bias = wide(2, channels)
-    out, mean, rstd = run("batch_norm", (4, True, True, True, 3), input=x, weight=weight, bias=bias)
+    out, mean, rstd = run("batch_norm", (4, False, True, True, True, 3), input=x, weight=weight, bias=bias)
     rows, count = x.permute(1, 0, 2, 3).reshape(channels, -1), batch * size * size
     moments = as_threads_do("batch_norm", [rows], is_across=True, step=next_channel, merge=merge_channel)
     assert torch.equal(mean, moments[0])
@@ -253,8 +253,8 @@ def check_batch_norm(batch: int, channels: int, size: int) -> None:
     m, r, w = (item.view(1, channels, 1, 1) for item in (mean, rstd, weight))
     assert torch.equal(out, w * (x - m) * r + bias.view(w.shape))
     dx, dweight, dbias = run(
-        "native_batch_norm_backward", (4, True, True, (True, True, True)), grad_out=dy, input=x, mean=mean, rstd=rstd,
-        weight=weight,
+        "native_batch_norm_backward", (4, False, True, True, (True, True, True)), grad_out=dy, input=x, mean=mean,
+        rstd=rstd, weight=weight,
     )  # fmt: skip
     terms = [item.permute(1, 0, 2, 3).reshape(channels, -1) for item in (dy, dy * (x - m))]
     first, second = as_threads_do("batch_norm_sums", terms, is_across=True, step=add, merge=add)
@@ -309,7 +309,7 @@ def test_counts_divide_what_is_close_to_zero_or_infinite(monkeypatch: pytest.Mon
         monkeypatch.setattr("fuser.ordered_access.MOST_ELEMENTS", most)
         monkeypatch.setattr("fuser.ordered_access.ENOUGH_THREADS", enough)
         monkeypatch.setattr("fuser.ordered_access.IN_FLIGHT_BYTES", in_flight)
-        _, mean, _ = run("batch_norm", (4, False, False, True, 3), input=x)
+        _, mean, _ = run("batch_norm", (4, False, False, False, True, 3), input=x)
         assert torch.equal(mean, want[0])
 
 
@@ -321,14 +321,14 @@ def test_counts_of_fast_numerics_divide_once(monkeypatch: pytest.MonkeyPatch) ->
     errors = []
     for numerics in ("strict", "fast"):
         monkeypatch.setattr(config, "numerics", numerics)
-        _, mean, rstd = run("batch_norm", (4, False, False, True, 3), input=x)
+        _, mean, rstd = run("batch_norm", (4, False, False, False, True, 3), input=x)
         exact = rows.var(1, correction=0).add(1e-5).rsqrt()
         errors.append(torch.stack([(mean - rows.mean(1)).abs() / rows.std(1), (rstd / exact - 1).abs()]).max())
     assert errors[1] < 2 * errors[0] + 2**-22
     builder = GroupBuilder("fast")
     handles = [builder.add_input("input"), builder.add_input("eps", is_scalar=True)]
     group = builder.build(
-        builder.apply(composite_function("batch_norm", (4, False, False, True, 3)), handles[:1], handles[1:])
+        builder.apply(composite_function("batch_norm", (4, False, False, False, True, 3)), handles[:1], handles[1:])
     )
     text = kernel_sources(register(group), [x, 1e-5], "cuda")[0].text
     assert "fuser_rough_count(" in text.partition("__global__")[2]

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 from torch import fx
+from torch._prims_common import suggest_memory_format
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils import _pytree as pytree
 
@@ -228,8 +229,10 @@ class _Tracer(fx.Tracer):
             value = self.find(symbol)
             if isinstance(value, torch.Tensor):
                 _ = symbol.dtype, symbol.device, symbol.ndim
-                if "group_norm" in getattr(target, "__name__", "") and value.device.type == "cpu":
-                    self.settle_if_known(symbol.is_contiguous())
+                is_laid_out = "group_norm" in getattr(target, "__name__", "") and value.device.type == "cpu"
+                if is_laid_out and value.dim() in (4, 5):
+                    asked: Any = self.create_proxy("call_function", suggest_memory_format, (symbol,), {})
+                    self.settle_if_known(asked)
                 with torch._C.DisableTorchFunction():
                     symbol.node.meta[KNOWN] = Known.of(value)
 

@@ -19,9 +19,10 @@ from fuser.ops.norm_steps import NEXT_MOMENTS, functor, moments, reduce_step, rs
 
 __all__: list[str] = []
 
-# Forms: the rank of the input, whether there are a weight and a bias, whether its own statistics are used, and how many
-# results are asked for (with those of the running statistics 5, without them 3; the first alone), or which. In torch's
-# order, which of ATen's kernels: for channels side by side, for planes, or for what lies otherwise; and the dtype.
+# Forms: the rank of the input, whether it is on the CPU (where results lie in its memory format, and elsewhere as it
+# does), whether there are a weight and a bias, whether its own statistics are used, and how many results are asked for
+# (with those of the running statistics 5, without them 3; the first alone), or which. In torch's order, which of ATen's
+# kernels: for channels side by side, for planes, or for what lies otherwise; and the dtype.
 _CHANNELS, _PLANES, _OTHER = "channels", "planes", "other"
 
 
@@ -80,7 +81,7 @@ _KERNELS = {
 
 
 def _batch_norm_steps(form: Form, is_ordered: bool) -> FusionGroup:
-    rank, has_weight, has_bias, is_training, count, *kernel = form
+    rank, is_on_cpu, has_weight, has_bias, is_training, count, *kernel = form
     layout = kernel[0] if kernel else _CHANNELS
     is_updated = is_training and count == 5
     builder = GroupBuilder()
@@ -109,17 +110,21 @@ def _batch_norm_steps(form: Form, is_ordered: bool) -> FusionGroup:
     else:
         mean = given["running_mean"]
         rstd = rstd_of(builder, given["running_var"], eps)
-    out = _normalised(builder, [x, mean, rstd], {name: given[name] for name in affine_names})
+    affine = {name: given[name] for name in affine_names}
+    out = _normalised(builder, [x, mean, rstd], affine, keeps_format=is_on_cpu)
     back = view(View(1, insert=dims).inverse)
     return builder.build([out, *(builder.apply(back, [value])[0] for value in further)])
 
 
-def _normalised(builder: GroupBuilder, values: Sequence[int], affine: Mapping[str, int]) -> int:
+def _normalised(
+    builder: GroupBuilder, values: Sequence[int], affine: Mapping[str, int], *, keeps_format: bool = False
+) -> int:
     has_weight, has_bias = "weight" in affine, "bias" in affine
     scaled = "weight * (x - mean) * rstd" if has_weight else "(x - mean) * rstd"
     taken = "T x, T mean, T rstd" + ", T weight" * has_weight + ", T bias" * has_bias
     text = f"T batch_norm({taken}) {{ return {scaled}{' + bias' * has_bias}; }}"
-    return builder.apply(step(text, unpromoted=("mean", "rstd", *affine)), [*values, *affine.values()])[0]
+    normalise = step(text, unpromoted=("mean", "rstd", *affine), keeps_format=keeps_format)
+    return builder.apply(normalise, [*values, *affine.values()])[0]
 
 
 def _batch_norm_elemt_steps(form: Form, is_ordered: bool) -> FusionGroup:  # noqa: ARG001 - as all steps
@@ -133,7 +138,7 @@ def _batch_norm_elemt_steps(form: Form, is_ordered: bool) -> FusionGroup:  # noq
 
 
 def _batch_norm_backward_steps(form: Form, is_ordered: bool) -> FusionGroup:
-    rank, has_weight, is_training, mask, *kernel = form
+    rank, is_on_cpu, has_weight, is_training, mask, *kernel = form
     layout = kernel[0] if kernel else _CHANNELS
     if layout == _PLANES:
         return _plane_backward_steps(form)
@@ -167,11 +172,13 @@ def _batch_norm_backward_steps(form: Form, is_ordered: bool) -> FusionGroup:
         text = """T norm_dx(T x, T dy, T mean, T first, T share, T slope, T scale) {
           return (dy - first * share - (x - mean) * slope) * scale;
         }"""
-        dx = step(text, unpromoted=("mean", "first", "share", "slope", "scale"))
+        unpromoted: tuple[str, ...] = ("mean", "first", "share", "slope", "scale")
+        dx = step(text, unpromoted=unpromoted, keeps_format=is_on_cpu)
         made += builder.apply(dx, [x, grad, mean, first, *factors])
     elif mask[0]:
         taken, scaled = "T dy, T rstd" + ", T weight" * has_weight, "dy * weight * rstd" if has_weight else "dy * rstd"
-        dx = step(f"T norm_dx({taken}) {{ return {scaled}; }}", unpromoted=("rstd", "weight")[: 1 + has_weight])
+        unpromoted = ("rstd", "weight")[: 1 + has_weight]
+        dx = step(f"T norm_dx({taken}) {{ return {scaled}; }}", unpromoted=unpromoted, keeps_format=is_on_cpu)
         made += builder.apply(dx, [grad, rstd, *weight])
     return builder.build(made + _channel_gradients(builder, dims, mask, weight, (first, second, rstd)))
 
@@ -204,7 +211,7 @@ _ROUNDED = {
 
 def _plane_backward_steps(form: Form) -> FusionGroup:
     # ATen rounds what threads pass on to each other, and each product, to the dtype of the input.
-    rank, has_weight, is_training, mask, _, dtype = form
+    rank, _, has_weight, is_training, mask, _, dtype = form
     rounds = _ROUNDED.get(dtype, "{}")
     builder = GroupBuilder()
     dims = _all_but_channels(rank)
@@ -266,7 +273,7 @@ def _check_channels(form: Form, shapes: Mapping[str, Shape]) -> str:
             return f"grad_out of shape {list(shape)} for input of shape {list(own)}"
         if name not in ("input", "grad_out") and shape != own[1:2]:
             return f"{name} should contain {own[1]} elements, but has the shape {list(shape)}"
-    if len(form) == 5 and form[3] and prod(own) == own[1]:
+    if len(form) == 6 and form[4] and prod(own) == own[1]:
         return f"Expected more than 1 value per channel when training, got input size {list(own)}"
     return ""
 

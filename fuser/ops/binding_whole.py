@@ -149,6 +149,11 @@ def _of_channels(input: Any) -> Known | None:  # noqa: A002
     return known
 
 
+def _is_on_cpu(known: Known) -> bool:
+    # There results lie in the memory format of the input.
+    return known.device_type == "cpu"
+
+
 def runs_in_cudnn(input: Any, weight: Any, bias: Any, eps: Any) -> bool:  # noqa: A002
     """Whether eager ``F.batch_norm`` runs in cuDNN, whose bits nobody else has, for what it is called with."""
     known, of_weight = known_of(input), known_of(weight)
@@ -174,7 +179,7 @@ def _bind_batch_norm_training(
     known = _of_channels(input)
     if known is None or training is not True or _has_one_value(input):
         return None
-    form = (known.rank, weight is not None, bias is not None, True, 5)
+    form = (known.rank, _is_on_cpu(known), weight is not None, bias is not None, True, 5)
     tensors = _there(input, weight, bias, running_mean, running_var)
     return _call("batch_norm", form, tensors, {"momentum": momentum, "eps": eps}, (True,) * 5)
 
@@ -199,7 +204,7 @@ def _bind_batch_norm_inference(
     known = _of_channels(input)
     if known is None:
         return None
-    form = (known.rank, weight is not None, bias is not None, False, 1)
+    form = (known.rank, _is_on_cpu(known), weight is not None, bias is not None, False, 1)
     tensors = _there(input, weight, bias, running_mean, running_var)
     # The statistics that it returns are of no elements.
     return _call("batch_norm", form, tensors, {"eps": eps}, (True, False, False))
@@ -217,7 +222,7 @@ def _bind_batch_norm_alone(
     known = _of_channels(input)
     if known is None or training is not True or _has_one_value(input):
         return None
-    form = (known.rank, weight is not None, bias is not None, True, 3)
+    form = (known.rank, _is_on_cpu(known), weight is not None, bias is not None, True, 3)
     return _call("batch_norm", form, _there(input, weight, bias), {"eps": eps}, (True,) * 3)
 
 
@@ -238,7 +243,7 @@ def _bind_functional_batch_norm(
         return None
     if find_numerics() != "fast" and runs_in_cudnn(input, weight, bias, eps):
         return None
-    form = (known.rank, weight is not None, bias is not None, training, 1)
+    form = (known.rank, _is_on_cpu(known), weight is not None, bias is not None, training, 1)
     return _call("batch_norm", form, _there(input, weight, bias, *running), {"eps": eps})
 
 
@@ -269,14 +274,14 @@ def _bind_batch_norm_backward(
     is_odd = not any(mask) or None in saved or (weight is None and any(mask[1:]))
     if known is None or not isinstance(train, bool) or is_odd:
         return None
-    form = (known.rank, weight is not None, train, mask)
+    form = (known.rank, _is_on_cpu(known), weight is not None, train, mask)
     scalars = {} if train else {"eps": eps}
     return _call("native_batch_norm_backward", form, _there(grad_out, input, weight, *saved), scalars, mask)
 
 
 def _lies_row_major(known: Known) -> bool:
     # Of the results of group_norm: on a GPU always.
-    return known.device_type != "cpu" or known.is_contiguous
+    return not _is_on_cpu(known) or known.memory_format is torch.contiguous_format
 
 
 def _group_form(known: Known, groups: int, weight: Any, bias: Any) -> tuple[Any, ...]:

@@ -187,7 +187,9 @@ def _rms_norm_steps(form: Form, is_ordered: bool) -> FusionGroup:
             accumulate=functor("T add_square(T total, T x) { return total + x * x; }") if is_ordered else None,
         )
         (rstd,) = builder.apply(squares, [x], eps)
-    normalise = affine("rms_norm", "rstd * x", "T x, T rstd", has_weight, False, is_contiguous=True)
+    # Of channels last torch.rms_norm, unlike its kernel, makes the same.
+    lies = {"keeps_format" if is_alone else "is_contiguous": True}
+    normalise = affine("rms_norm", "rstd * x", "T x, T rstd", has_weight, False, **lies)
     (out,) = builder.apply(normalise, [x, rstd, *weight])
     return builder.build([out] if is_alone else [out, rstd])
 
