@@ -381,3 +381,15 @@ def test_a_target_takes_one_class_out(reduction: str) -> None:
     assert graph_module(x, target, weight).isnan()
     target[:] = 3
     torch.testing.assert_close(graph_module(x, target, weight), call(x, target, weight), equal_nan=True)
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("dtype", [torch.int32, torch.bool])
+def test_a_target_of_another_dtype_is_torchs_error(dtype: torch.dtype) -> None:
+    # Its shape functions let it pass.
+    x, target = draw(6, 5).requires_grad_(), (torch.arange(6) % 2).to(dtype)
+    step = torch.compile(
+        lambda x, target: F.cross_entropy(x * 2, target), backend="fuser", options={"numerics": "fast"}
+    )
+    with pytest.raises(RuntimeError, match="expected target dtype to be Long or Byte"):
+        step(x, target)

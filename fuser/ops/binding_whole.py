@@ -350,8 +350,10 @@ _REDUCTIONS = {"none": losses.NONE, "mean": losses.MEAN, "sum": losses.SUM}
 
 def _has_classes(input: Any, target: Any) -> Known | None:  # noqa: A002
     known, of_rows = known_of(input), known_of(target)
-    is_one = known is not None and known.rank == 2 and of_rows is not None and of_rows.rank == 1
-    return known if is_one else None
+    if known is None or of_rows is None or (known.rank, of_rows.rank) != (2, 1):
+        return None
+    # Of other dtypes torch's kernels take bytes and refuse the rest, which its shape functions let pass.
+    return known if of_rows.dtype is torch.int64 else None
 
 
 def _is_of_classes(node: Any) -> bool:
@@ -411,11 +413,11 @@ def _nll_loss(
     ignored: Any,
     smoothing: Any = 0.0,
 ) -> OpCall | None:
-    is_smooth, reduction, of_rows = smoothing != 0.0, _REDUCTIONS.get(reduces[2]), known_of(target)
+    is_smooth, reduction = smoothing != 0.0, _REDUCTIONS.get(reduces[2])
     # What all classes have a share in is added up in an order of its own.
     is_known = type(smoothing) is float and 0 < smoothing <= 1 and find_numerics() == "fast"
     is_odd = reduces[:2] != (None, None) or (is_smooth and not is_known)
-    if of_rows is None or of_rows.dtype is not torch.int64 or is_odd or reduction is None:
+    if is_odd or reduction is None:
         return None
     scalars = {"ignore_index": ignored, **({"label_smoothing": smoothing} if is_smooth else {})}
     form = (weight is not None, reduction, _narrow_name(known), True, is_smooth)
