@@ -148,8 +148,8 @@ class ReductionFunction:
             DeviceError, FunctorError, CompileError, GradientError: as for a functor.
         """
         if torch.compiler.is_dynamo_compiling():
-            # Known from here on, also where it is an argument of what is compiled.
-            dim = dim + 0 if isinstance(dim, int) else dim
+            # Numbers from here on, also where they are arguments of what is compiled, which become symbols.
+            dim = tuple([_settle(item) for item in dim]) if isinstance(dim, tuple | list) else _settle(dim)
 
             def find_operator(held: tuple[str, ...], count: int) -> tuple[str, tuple[str, ...]]:
                 return self._find_operator(dim, keepdim, held, count)
@@ -230,6 +230,11 @@ class ReductionFunction:
 
     def __repr__(self) -> str:
         return f"<fuser.ReductionFunction {self._whole.signature()}>"
+
+
+def _settle(item: Any) -> Any:
+    # Of a symbol Dynamo makes the number that it stands for, and guards it.
+    return operator.index(item) if isinstance(item, int) and not isinstance(item, bool) else item
 
 
 def _read_dims(name: str, dim: Any) -> tuple[int, ...] | None:

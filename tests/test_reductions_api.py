@@ -658,6 +658,18 @@ def test_compiled_without_a_break(backend: Any) -> None:
 
 
 @pytest.mark.cpu
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_dimension_among_the_arguments_of_what_is_compiled(dynamic: bool | None) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, dim: total(x, dim=dim) * 2, backend="eager", fullgraph=True, dynamic=dynamic)
+    x = torch.randn(3, 4, 5, 6)
+    for dim in (0, 2, 3, -1, (2, 3), [3, 0]):
+        assert torch.equal(compiled(x, dim), total(x, dim=dim) * 2)
+    with pytest.raises(Exception, match=r"dim must be an int or a tuple of ints, got bool"):
+        compiled(x, True)
+
+
+@pytest.mark.cpu
 def test_a_number_that_is_not_known_when_a_graph_is_traced() -> None:
     def step(x: torch.Tensor) -> torch.Tensor:
         return norm(x, scale=float(x.shape[0])) + x
