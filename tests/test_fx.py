@@ -7,7 +7,7 @@ import functools
 import io
 import operator
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -104,6 +104,51 @@ def test_example_inputs_compile(x: torch.Tensor) -> None:
     assert after["launches"] == before["launches"]
     with fuser.config.patch(no_compile=True):
         assert torch.allclose(module(x), -5 * x)
+
+
+WITH_NUMBERS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "beside tensors": (lambda x, k: (x * k, k * 2 + 1), (torch.arange(6.0).view(2, 3), 3)),
+    "as an index": (lambda x, k: x[:, k - 1 :] * 2, (torch.arange(6.0).view(2, 3), 2)),
+    "as a size": (lambda k: torch.ones(k * 2) + k, (2,)),
+    "as a dimension": (lambda x, k: (x + 1).cumsum(-k), (torch.arange(6.0).view(2, 3), 1)),
+    "alone": (lambda k, n: (k + 1) * (n - 2), (2, 3)),
+    "of one group in the next": (lambda x, k: torch.cumsum(x * k, 0) + (k + 1) * k, (torch.arange(6.0), 3)),
+    "of ATen's": (lambda x, k: (torch.ops.aten.mul.Tensor(x, k), k - 1), (torch.arange(6.0), 3)),
+    "instead of tensors": (lambda x, k: (x * 2, k + 1), ([1, 2], 3)),
+}
+
+
+@pytest.mark.filterwarnings("ignore::fuser.errors.FallbackWarning")
+@pytest.mark.parametrize("name", WITH_NUMBERS)
+def test_what_a_graph_does_to_numbers_stays_pythons(name: str) -> None:
+    function, arguments = WITH_NUMBERS[name]
+    wanted = function(*arguments)
+    fused = fuse_graph(fx.symbolic_trace(function))
+    assert fusions(fused)
+    for module in (fused, copy.deepcopy(fused), pickle.loads(pickle.dumps(fused))):
+        for _ in range(2):
+            torch.testing.assert_close(module(*arguments), wanted, rtol=0, atol=0)
+    if "beside" in name:
+        # It is counted where tensors wait for it, and the same module fuses what it is given instead.
+        assert any("numbers" in reason for reason in fuser.stats()["fallbacks"])
+        tensors = arguments[0], torch.tensor(3.0)
+        assert torch.equal(fused(*tensors)[1], torch.tensor(7.0))
+
+
+def test_numbers_among_the_example_inputs_leave_the_rest_fused() -> None:
+    function, arguments = WITH_NUMBERS["beside tensors"]
+    fused = fuse_graph(fx.symbolic_trace(function), arguments)
+    before = fuser.stats()
+    torch.testing.assert_close(fused(*arguments), function(*arguments), rtol=0, atol=0)
+    after = fuser.stats()
+    assert (after["compiles"], after["fallbacks"]) == (before["compiles"], before["fallbacks"])
+    assert after["launches"] == before["launches"] + 1
+
+
+@pytest.mark.parametrize("given", [[], [torch.ones(2)] * 3, torch.ones(2)], ids=["too few", "too many", "no list"])
+def test_example_inputs_that_do_not_fit(given: Any) -> None:
+    with pytest.raises(fuser.errors.ArgumentError, match=r"example_inputs is a list of 2 \(x, k\), got"):
+        fuse_graph(fx.symbolic_trace(lambda x, k: x * 2 + k), given)
 
 
 def test_convex(x: torch.Tensor) -> None:

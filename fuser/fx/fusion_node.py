@@ -8,7 +8,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx
 
+from fuser import counters
 from fuser.compiler import register, registered
+from fuser.fx.plain_nodes import PlainNodes
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import KernelSpec
 from fuser.launcher import Replayer, called_in_c
@@ -24,12 +26,14 @@ class FusionCall(Replayer):
 
     Attributes:
         learns_sizes: whether calls of other sizes may come, for which plans are worth being learnt from one another.
+        plain: what the group stands for, where its inputs may be no tensors: runs what is done to numbers alone.
     """
 
-    def __init__(self, spec: KernelSpec, *, learns_sizes: bool = True) -> None:
+    def __init__(self, spec: KernelSpec, *, learns_sizes: bool = True, plain: PlainNodes | None = None) -> None:
         self.spec = spec
         self.text = spec.text
         self.learns_sizes = learns_sizes
+        self.plain = plain
         super().__init__((), ())
 
     def __call__(self, *inputs: Any, out: Any = None) -> Any:
@@ -42,15 +46,26 @@ class FusionCall(Replayer):
 
     def call_anew(self, *inputs: Any, out: Any = None) -> Any:
         """Serve a call that is not like an earlier one."""
+        if self.plain is not None and out is None and _works_on_numbers(self.spec.group, inputs):
+            if any(isinstance(item, torch.Tensor) for item in inputs):
+                counters.count_fallback("numbers where an FX graph does not say that they are: example_inputs do")
+            results = self.plain(*inputs)
+            return results[0] if len(results) == 1 else results
         return call_anew(self.spec, inputs, self, inputs, None, out)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A spec holds locks and kernels; the text says everything.
-        return _load_call, (self.text, self.learns_sizes)
+        return _load_call, (self.text, self.learns_sizes, self.plain)
 
 
-def _load_call(text: str, learns_sizes: bool) -> FusionCall:
-    return FusionCall(registered(text), learns_sizes=learns_sizes)
+def _load_call(text: str, learns_sizes: bool, plain: PlainNodes | None) -> FusionCall:
+    return FusionCall(registered(text), learns_sizes=learns_sizes, plain=plain)
+
+
+def _works_on_numbers(group: FusionGroup, inputs: Sequence[Any]) -> bool:
+    # Whether an application has no tensor among what it takes: Python makes a number of numbers, torch does not.
+    others = {slot for slot, item in enumerate(inputs) if not isinstance(item, torch.Tensor)}
+    return any(item.tensors and others.issuperset(item.tensors) for item in group.applications)
 
 
 class FusionModule(torch.nn.Module):
@@ -64,11 +79,11 @@ class FusionModule(torch.nn.Module):
 
     is_differentiated = False
 
-    def __init__(self, group: FusionGroup, node_names: Sequence[str] = ()) -> None:
+    def __init__(self, group: FusionGroup, node_names: Sequence[str] = (), plain: PlainNodes | None = None) -> None:
         super().__init__()
         self.group = group
         self.node_names = tuple(node_names)
-        self.run = FusionCall(register(group))
+        self.run = FusionCall(register(group), plain=plain)
 
     @property
     def spec(self) -> KernelSpec:
@@ -85,7 +100,7 @@ class FusionModule(torch.nn.Module):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A spec holds locks and kernels; the group says everything.
-        return FusionModule, (self.group, self.node_names)
+        return FusionModule, (self.group, self.node_names, self.run.plain)
 
 
 # Makes the fusion node of a group, from the names of the nodes that it stands for and those as a graph of its inputs.

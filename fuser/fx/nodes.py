@@ -21,6 +21,7 @@ from fuser.library import merge_inputs
 from fuser.ops import (
     DEVICE_TYPE,
     IS_NUMBER,
+    KNOWN,
     OPS,
     OpCall,
     bind_function,
@@ -34,6 +35,7 @@ from fuser.ops import (
 __all__ = [
     "COPIES",
     "IS_WRITTEN",
+    "MAY_BE_NUMBER",
     "GraphReading",
     "add_call",
     "bind_group",
@@ -47,6 +49,7 @@ __all__ = [
     "is_size",
     "is_static",
     "may_alias",
+    "may_be_number",
     "read_nodes",
 ]
 
@@ -54,6 +57,8 @@ __all__ = [
 COPIES = frozenset({"convert", "clone", "contiguous"})
 # Key in the ``meta`` of a node that stays torch's: what it makes is written where it is.
 IS_WRITTEN = "fuser_is_written"
+# Key there of a fusion node that may be given numbers alone, and returns some then.
+MAY_BE_NUMBER = "fuser_may_be_number"
 # Key there of what joins no group with reductions: fast kernels of these have no registers left for it.
 IS_APART = "fuser_is_apart"
 
@@ -221,6 +226,14 @@ def _find_numbers(nodes: Sequence[fx.Node], calls: Mapping[fx.Node, OpCall | Non
         if sources and (calls[node] is not None or _is_pythons(node)) and found.issuperset(sources):
             found.add(node)
     return found
+
+
+def may_be_number(value: Any) -> bool:
+    """Whether an argument may be a number for all that its graph says: an input without metadata, or made of one."""
+    if not isinstance(value, fx.Node) or _known_value(value) is not None:
+        return False
+    may_be = value.op == "placeholder" or _is_pythons(value) or MAY_BE_NUMBER in value.meta
+    return may_be and not any(name in value.meta for name in (IS_NUMBER, DEVICE_TYPE, KNOWN))
 
 
 def is_size(node: fx.Node) -> bool:

@@ -16,7 +16,7 @@ from fuser.fx.merged_sums import sum_unviewed
 from fuser.fx.partition import Partition, partition
 from fuser.fx.splits import open_splits
 from fuser.fx.substitution import Substitution, sort_graph
-from fuser.ops import bind_for
+from fuser.ops import IS_NUMBER, bind_for
 from fuser.warming.symbolic import warm_up
 
 __all__ = ["Fuel", "FusionPass", "fuse_graph"]
@@ -119,13 +119,26 @@ def fuse_graph(graph_module: fx.GraphModule, example_inputs: Sequence[Any] | Non
 
     Args:
         graph_module: calls functors (JitFunction), torch functions, tensor methods or ATen overloads.
-        example_inputs: real, fake or meta tensors, one per placeholder; where given, the kernels are compiled now.
+        example_inputs: one per placeholder: real, fake or meta tensors, and numbers where calls bring numbers; where
+            given, the kernels are compiled now.
+
+    Raises:
+        ArgumentError: ``graph_module`` is none, or ``example_inputs`` are too many, too few or no list. As calls.
     """
+    if example_inputs is None:
+        FusionPass()(graph_module)
+        return graph_module
+    # What is no GraphModule, the pass refuses.
+    inputs = list(getattr(graph_module, "graph", fx.Graph()).find_nodes(op="placeholder"))
+    names = [str(node.target) for node in inputs]
+    # Those with a default may be left out.
+    least = sum(not node.args for node in inputs)
+    if not isinstance(example_inputs, list | tuple) or not least <= len(example_inputs) <= len(names):
+        got = len(example_inputs) if isinstance(example_inputs, list | tuple) else describe_type(example_inputs)
+        raise ArgumentError(f"example_inputs is a list of {len(names)} ({', '.join(names)}), got {got}")
+    for node, item in zip(inputs, example_inputs, strict=False):
+        if isinstance(item, bool | int | float):
+            node.meta[IS_NUMBER] = True
     FusionPass()(graph_module)
-    if example_inputs is not None:
-        names = [str(node.target) for node in graph_module.graph.find_nodes(op="placeholder")]
-        if not isinstance(example_inputs, list | tuple) or len(example_inputs) > len(names):
-            got = len(example_inputs) if isinstance(example_inputs, list | tuple) else describe_type(example_inputs)
-            raise ArgumentError(f"example_inputs is a list of {len(names)} ({', '.join(names)}), got {got}")
-        warm_up(graph_module, example_inputs, {}, names=names)
+    warm_up(graph_module, example_inputs, {}, names=names)
     return graph_module

@@ -15,8 +15,9 @@ from fuser import log
 from fuser.config import config
 from fuser.fx.fusion_node import FusionModule, FusionNode
 from fuser.fx.group_writer import GroupWriter
-from fuser.fx.nodes import bind_node, is_random
+from fuser.fx.nodes import MAY_BE_NUMBER, bind_node, is_random, may_be_number
 from fuser.fx.partition import Partition, is_whole
+from fuser.fx.plain_nodes import PlainNodes
 from fuser.graph import FusionGroup
 from fuser.jit_function import JitFunction
 from fuser.ops import OpCall, is_creation
@@ -60,14 +61,21 @@ class Substitution:
         handles = [handle for node in returned for handle in writer.values[node] if handle is not None]
         name = next(self._names)
         group, arguments, names = writer.builder.build(handles), writer.arguments(), [node.name for node in found.nodes]
-        make, nodes = self.differentiable, None
-        if make is not None and self._follows_torch(found.calls, group):
-            nodes = self._copy_nodes(found, returned, writer, arguments)
+        make = self.differentiable
+        if make is not None and not self._follows_torch(found.calls, group):
+            make = None
+        is_of_numbers = make is None and any(map(may_be_number, arguments))
+        nodes = self._copy_nodes(found, returned, writer, arguments) if make or is_of_numbers else None
         log.say("node", f"{name}: {', '.join(names)}")
-        made = FusionModule(group, names) if make is None or nodes is None else make(group, names, nodes)
+        if make is not None and nodes is not None:
+            made = make(group, names, fx.GraphModule(self.module, nodes))
+        else:
+            made = FusionModule(group, names, None if nodes is None else PlainNodes(nodes, self.module))
         self.module.add_submodule(name, made)
         with self.graph.inserting_after(found.nodes[-1]):
             fused = self.graph.call_module(name, arguments)
+        if is_of_numbers:
+            fused.meta[MAY_BE_NUMBER] = True
         values = [value for node in returned for value in _fake_values(node)]
         if len(values) == len(handles):
             fused.meta["val"] = values[0] if len(values) == 1 else values
@@ -93,7 +101,7 @@ class Substitution:
 
     def _copy_nodes(
         self, found: Partition, returned: Sequence[fx.Node], writer: GroupWriter, arguments: Sequence[Any]
-    ) -> fx.GraphModule | None:
+    ) -> fx.Graph | None:
         # What a group stands for, as a graph of its inputs; None where nodes read more than those.
         graph = fx.Graph()
         inputs = {value: graph.placeholder(f"input_{slot}") for slot, value in enumerate(arguments)}
@@ -116,7 +124,7 @@ class Substitution:
                 else [graph.call_function(operator.getitem, (copies[node], slot)) for slot in items]
             )
         graph.output(tuple(made))
-        return fx.GraphModule(self.module, graph)
+        return graph
 
     def _add_results(self, fused: fx.Node, returned: list[fx.Node], writer: GroupWriter, count: int) -> fx.Node:
         graph, slot, last = self.graph, 0, fused

@@ -1,0 +1,78 @@
+"""The nodes that a fusion node stands for, one by one: for what a graph does to numbers without saying that they are.
+
+Not a GraphModule: that writes code, and cannot be pickled where functors are called.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_aggregate, map_arg
+
+__all__ = ["PlainNodes"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    # Stands for an input, or for what a node before makes.
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Overload:
+    # Stands for one of ATen's, which cannot be pickled.
+    packet: str
+    name: str
+
+
+class PlainNodes:
+    """A graph whose output is a tuple, as a function of its inputs.
+
+    Args:
+        graph: its nodes call functions, methods and modules.
+        root: where the modules are.
+    """
+
+    def __init__(self, graph: fx.Graph, root: torch.nn.Module) -> None:
+        slots: dict[fx.Node, Any] = {}
+        self._steps: list[tuple[bool, Any, Any, Any]] = []
+        for node in graph.nodes:
+            args, kwargs = map_arg((node.args, node.kwargs), slots.__getitem__)
+            if node.op == "output":
+                self._results = args[0]
+            elif node.op != "placeholder":
+                target = root.get_submodule(str(node.target)) if node.op == "call_module" else node.target
+                self._steps.append((node.op == "call_method", target, args, kwargs))
+            slots[node] = _Slot(len(slots))
+
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+        """Run the nodes."""
+        values = list(inputs)
+
+        def find(item: Any) -> Any:
+            return values[item.index] if isinstance(item, _Slot) else item
+
+        for is_method, target, args, kwargs in self._steps:
+            given, named = map_aggregate(args, find), map_aggregate(kwargs, find)
+            call = getattr(given[0], target) if is_method else target
+            values.append(call(*given[is_method:], **named))
+        return tuple(map(find, self._results))
+
+    def __getstate__(self) -> dict[str, Any]:
+        steps = []
+        for is_method, target, args, kwargs in self._steps:
+            if isinstance(target, torch._ops.OpOverload):
+                target = _Overload(target._schema.name, target._overloadname)
+            steps.append((is_method, target, args, kwargs))
+        return {"steps": steps, "results": self._results}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._steps, self._results = [], state["results"]
+        for is_method, target, args, kwargs in state["steps"]:
+            if isinstance(target, _Overload):
+                namespace, name = target.packet.split("::")
+                target = getattr(getattr(getattr(torch.ops, namespace), name), target.name)
+            self._steps.append((is_method, target, args, kwargs))
