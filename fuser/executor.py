@@ -9,7 +9,7 @@ import math
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -137,8 +137,9 @@ def _find_plan(
     plan = plans.get(signature)
     if plan is None or plan.until < time.monotonic():
         # A mode that watches the call (AOTAutograd's, in a graph's first one) would have frames in torch's answers that
-        # there is no such view, which would be taken for a signal handler's.
-        with _disable_current_modes():
+        # there is no such view, which would be taken for a signal handler's. Disabling modes imports modules, which the
+        # interpreter's end does not allow: only where there is one.
+        with _disable_current_modes() if torch._C._len_torch_dispatch_stack() else nullcontext():
             plan = tune(lambda: make_plan(spec, described, described_out))._replace(generation=generation)
         if plan.until and plan.fallback_reason and plan.obstacle < 0 and not plan.is_expected:
             plan = plan._replace(eager=_prepare_eager(spec, described, plan.device))
