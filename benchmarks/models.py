@@ -4,7 +4,8 @@
     python -m benchmarks.models --model llama resnet50 --contestant eager fuser --seconds 60
     python -m benchmarks.models --size small                 # small sizes: the host's time
     python -m benchmarks.models --bits --dtype float32 bfloat16   # small sizes, every bit against aot_eager's
-    python -m benchmarks.models --caches DIR --warm          # the first step once more, with the caches of a run before
+    python -m benchmarks.models --caches DIR --alone cold    # the first step, of each in a process of its own
+    python -m benchmarks.models --caches DIR --alone warm    # once more, with the caches of that run
     python -m benchmarks.models --merge part1.json part2.json --out benchmarks/results/models_h200.json
 
 A step is forward, loss and backward; the optimizer is not part of it. What a file holds already is not measured again,
@@ -51,6 +52,8 @@ Record = dict[str, Any]
 # How each contestant compiles a model; None: not at all. Those with CUDA graphs have their memory in pools.
 CONTESTANTS: dict[str, Mapping[str, Any] | None] = {
     "eager": None,
+    # What any compiler's first step has in it: Dynamo's part, and with AOTAutograd's without a cache.
+    "dynamo": {"backend": "eager"},
     "aot_eager": {"backend": "aot_eager"},
     "fuser": {"backend": "fuser"},
     "fuser fast": {"backend": "fuser", "options": {"numerics": "fast"}},
@@ -60,7 +63,7 @@ CONTESTANTS: dict[str, Mapping[str, Any] | None] = {
 }
 USUAL = ("eager", "fuser", "fuser fast", "fuser graphs", "inductor", "inductor graphs")
 # Whose caches on disk matter.
-WARMED = ("fuser", "inductor")
+COMPILERS = ("dynamo", "fuser", "inductor")
 
 
 class Runner:
@@ -189,14 +192,14 @@ def measure_model(name: str, dtype: torch.dtype, records: Record, options: argpa
                 yield
 
 
-def measure_warm(name: str, dtype: torch.dtype, records: Record, options: argparse.Namespace) -> Iterator[None]:
-    """Compile a model in a process of its own that finds caches on disk; yields when there is a new record."""
-    for contestant in (item for item in WARMED if item in options.contestant):
+def measure_alone(name: str, dtype: torch.dtype, records: Record, options: argparse.Namespace) -> Iterator[None]:
+    """Compile a model in a process of its own, with the caches on disk as they are; yields at each new record."""
+    for contestant in (item for item in COMPILERS if item in options.contestant):
         with turn(options.turns, fcntl.LOCK_SH), multiprocessing.get_context("spawn").Pool(1) as pool:
             arguments = (name, dtype, contestant, options.size == "small", fuser.config.cache_dir)
             found = attempt(partial(pool.apply, compile_alone, arguments))
-        records.setdefault(contestant, {})["warm_step_s"] = found.get("first_step_s")
-        print(f"{name:12} {options.size:5} {contestant:16} warm {found}", flush=True)
+        records.setdefault(contestant, {})[f"{options.alone}_step_s"] = found.get("first_step_s")
+        print(f"{name:12} {options.size:5} {contestant:16} {options.alone} {found}", flush=True)
         yield
 
 
@@ -321,7 +324,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no model after so long")
     parser.add_argument("--turns", type=Path, help="a file by which processes take turns")
     parser.add_argument("--caches", type=Path, help="where compilers keep what they made; not given: nowhere")
-    parser.add_argument("--warm", action="store_true", help="time first steps alone, with what is in --caches")
+    parser.add_argument("--alone", choices=("cold", "warm"), help="time first steps alone, with what is in --caches")
     parser.add_argument("--merge", nargs="+", type=Path, help="make one file of several")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
@@ -341,6 +344,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         caches = options.caches or Path(folder)
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(caches / "inductor")
+        os.environ["TRITON_CACHE_DIR"] = str(caches / "triton")
+        os.environ["CUDA_CACHE_PATH"] = str(caches / "cuda")
         fuser.config.cache_dir = str(caches / "fuser")
         for model in options.model:
             for dtype in options.dtype:
@@ -354,7 +359,7 @@ def add_records(document: Record, model: str, dtype: str, options: argparse.Name
     key = f"{model} {dtype}" + (" small" if options.size == "small" else "")
     records = document["records"].setdefault(key, {})
     if not options.bits:
-        measure = measure_warm if options.warm else measure_model
+        measure = measure_alone if options.alone else measure_model
         yield from measure(model, getattr(torch, dtype), records, options)
     elif "tensors" not in records.get("bits", ()):
         records["bits"] = attempt(lambda: compare_bits(model, getattr(torch, dtype)))
@@ -381,7 +386,7 @@ def summarize(records: Mapping[str, Record]) -> str:
     lines = []
     for size in ("", " small"):
         chosen = {key: found for key, found in records.items() if key.endswith(" small") == bool(size)}
-        for figure in ("wall_ms", "gpu_ms", "peak_gib", "first_step_s", "warm_step_s"):
+        for figure in ("wall_ms", "gpu_ms", "peak_gib", "first_step_s", "cold_step_s", "warm_step_s"):
             for peer in ("eager", "inductor", "inductor graphs"):
                 for contestant in (name for name in CONTESTANTS if name != peer):
                     ratios = [

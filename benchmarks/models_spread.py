@@ -4,7 +4,8 @@
     python -m benchmarks.models_spread --model llama vit --out models.json -- --size small --steps 20
 
 What follows ``--`` goes to each process. The records become one file, also of models that were cut short, and a later
-run goes on from it. Each process runs twice: what the first leaves in its caches, the second begins with (``--warm``).
+run goes on from it. Each process runs twice: what the first leaves in its caches, the second begins with (``--alone
+warm``).
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
             device = visible[gpu] if gpu < len(visible) and visible[gpu] else str(gpu)
             environment = os.environ | {"CUDA_VISIBLE_DEVICES": device, "TORCHINDUCTOR_COMPILE_THREADS": str(THREADS)}
-            for more in ([], ["--warm"]):
+            for more in ([], ["--alone", "warm"]):
                 run_until(until, ["benchmarks.models", *run, *more], environment)
 
         list(pool.map(measure, range(len(parts))))

@@ -146,6 +146,8 @@ typedef struct {
   PyObject *kernels;
   int is_flat;
   Flat flat;
+  // Whether an out= tensor may not be an input, either: what is written is read elsewhere afterwards.
+  int keeps_apart;
 } Record;
 
 typedef struct {
@@ -474,8 +476,8 @@ static uint64_t reach_bytes(const uint64_t *words) {
   return (last + 1) * (uint64_t)((bits + 7) / 8);
 }
 
-// Whether each out= tensor is apart from every other tensor, or is an input, element for element.
-static int outputs_are_apart(const Call *call) {
+// Whether each out= tensor is apart from every other tensor, or, if it may be, is an input, element for element.
+static int outputs_are_apart(const Call *call, int may_be_input) {
   const uint64_t *starts[MAX_ITEMS];
   const uint64_t *words = call->words + 1;
   for (int i = 0; i < call->item_count; ++i) {
@@ -489,7 +491,7 @@ static int outputs_are_apart(const Call *call) {
       const int size = word_count_of(starts[j]);
       const uint64_t other = call->addresses[j];
       if (other >= end || begin >= other + reach_bytes(starts[j])) continue;
-      const int is_same = j < call->input_count && other == begin && size == word_count_of(starts[i]) &&
+      const int is_same = may_be_input && j < call->input_count && other == begin && size == word_count_of(starts[i]) &&
                           *starts[i] << 16 == *starts[j] << 16 &&
                           !memcmp(starts[i] + 1, starts[j] + 1, sizeof(uint64_t) * (size - 1));
       if (!is_same) return 0;
@@ -807,7 +809,7 @@ static PyObject *launch_from(Launcher *self, Table *table, Key key, Call *call, 
   if (!record) Py_RETURN_NONE;
   PyObject *result = NULL;
   if ((record->is_flat && numel > record->flat.most) || !passes_check(self, record, call, tensors) ||
-      (out != Py_None && !outputs_are_apart(call)))
+      (out != Py_None && !outputs_are_apart(call, !record->keeps_apart)))
     result = Py_NewRef(Py_None);
   else if (record->resize)
     result = resize(self, record, call);
@@ -1060,9 +1062,10 @@ static int read_launches(Record *record, Key key, const Call *call, PyObject *al
 static int read_record(Record *record, const Call *call, PyObject *out, PyObject *recorded) {
   PyObject *check, *mode, *allocations, *steps, *kernels, *through, *reads, *flat, *resize;
   unsigned long long planned;
-  if (!PyArg_ParseTuple(recorded, "OKOO!iO!ipOOO!O!O", &check, &planned, &mode, &PyTuple_Type,
+  if (!PyArg_ParseTuple(recorded, "OKOO!iO!ipOOO!O!Op", &check, &planned, &mode, &PyTuple_Type,
                         &allocations, &record->result_count, &PyTuple_Type, &steps, &record->device, &record->is_cuda,
-                        &kernels, &through, &PyTuple_Type, &reads, &PyTuple_Type, &flat, &resize) ||
+                        &kernels, &through, &PyTuple_Type, &reads, &PyTuple_Type, &flat, &resize,
+                        &record->keeps_apart) ||
       !is_callable(check) || (through != Py_None && !is_callable(through)) ||
       (resize != Py_None && !is_callable(resize)))
     return 0;

@@ -23,6 +23,7 @@ from fuser.config import config
 from fuser.errors import ArgumentError, UnsupportedError
 from fuser.expanded import describe_values
 from fuser.fallback import Fallback, each_its_own
+from fuser.graph import FusionGroup
 from fuser.kept_plans import KeptPlan, keep_plan, restore_plan
 from fuser.kernel_cache import Lru
 from fuser.kernel_spec import KernelSpec, infer_layouts
@@ -100,7 +101,7 @@ def run_planned(
     if out is not None:
         is_resized, is_direct = check_out(plan.outputs, out, inputs, names_of(spec.group))
         # Neither a step nor a pass over a row may write what a later one reads.
-        is_apart = not (spec.group.has_reduction or spec.group.arranges) or not any(
+        is_apart = not _keeps_apart(spec.group) or not any(
             torch._C._overlaps(item, given) for item in out for given in inputs if isinstance(given, torch.Tensor)
         )
         if not is_direct or not is_apart or len(plan.steps) > 1:
@@ -118,10 +119,12 @@ def run_planned(
     if out is not None:
         # Autograd must see that what it may have saved was written to.
         torch.autograd.graph.increment_version(outputs)
-        if spec.group.has_reduction or spec.group.arranges:
-            # A record would take an ``out`` that is an input.
-            return outputs, None
     return outputs, plan
+
+
+def _keeps_apart(group: FusionGroup) -> bool:
+    # Whether a kernel reads elements after it has written others: no ``out`` is an input then.
+    return group.has_reduction or group.arranges
 
 
 def _find_plan(
@@ -293,7 +296,8 @@ def record_planned(
     """
     pairs = zip(spec.group.inputs, inputs, strict=True)
     if not plan.fallback_reason:
-        recorded = record_call(launcher, plan, inputs, tensors, scalars, out)
+        apart = _keeps_apart(spec.group)
+        recorded = record_call(launcher, plan, inputs, tensors, scalars, out, keeps_apart=apart)
         learns = getattr(launcher, "learns_sizes", True)
         if learns and recorded is not None and out is None and not recorded.flat:
             described = [describe(item, reads_address=True) for item in inputs]

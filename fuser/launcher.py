@@ -96,7 +96,14 @@ class Launcher(Protocol):
 
 
 def record_call(
-    launcher: Launcher, plan: Plan, inputs: Sequence[Any], tensors: tuple[Any, ...], scalars: Scalars | None, out: Any
+    launcher: Launcher,
+    plan: Plan,
+    inputs: Sequence[Any],
+    tensors: tuple[Any, ...],
+    scalars: Scalars | None,
+    out: Any,
+    *,
+    keeps_apart: bool,
 ) -> Recorded | None:
     """Record a call that has just run by a plan, if a launcher can replay it; return what was recorded.
 
@@ -108,6 +115,7 @@ def record_call(
         tensors: the call's arguments, as ``Launcher.launch`` takes them.
         scalars: likewise.
         out: likewise.
+        keeps_apart: whether no ``out`` may be an input.
     """
     if log.wants("launch"):
         # A replayed launch could not be dumped.
@@ -138,6 +146,7 @@ def record_call(
         is_cuda=plan.device.type == "cuda",
         steps=plan.steps,
         flat=plan.flat if plan.flat and _gives_its_layout(inputs, plan) else (),
+        keeps_apart=keeps_apart,
     )
     return recorded if launcher.add(tensors, scalars, out, recorded) else None
 

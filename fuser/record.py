@@ -58,6 +58,8 @@ class Recorded(NamedTuple):
     flat: Flat | tuple[()] = ()
     # In C: gives, of other sizes and strides, ``allocations``, ``packed`` and ``steps`` of such a call, or None.
     resize: Callable[..., Any] | None = None
+    # In C: whether no ``out`` may be an input, since elements are read after others are written.
+    keeps_apart: bool = False
 
 
 def allocations(plan: Plan) -> tuple[tuple[Callable[..., torch.Tensor], tuple[Any, ...]], ...]:

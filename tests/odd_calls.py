@@ -389,7 +389,7 @@ class Module:
         reads = some(tuple(self.read() for _ in range(integer(3))))
         flat = some(() if integer(3) else tuple(integer(-1, most) for most in (9, 9, 99)[: 3 - (integer(20) == 0)]))
         resize = some(None if integer(4) else self.resize(launcher, made, steps))
-        rest = (results, some(steps), some(0), integer(9) == 0, some(()), through, reads, flat, resize)
+        rest = (results, some(steps), some(0), integer(9) == 0, some(()), through, reads, flat, resize, integer(2) == 0)
         return launcher.add(tensors, scalars, out, some((*head, *rest)))
 
     def resize(self, launcher: Any, *launches: Any) -> Callable[..., Any]:

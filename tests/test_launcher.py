@@ -1010,3 +1010,27 @@ def test_long_kernels_run_without_the_gil(body: str, calls: int) -> None:
 )
 def test_what_may_keep_the_gil(body: str, is_steady: bool) -> None:
     assert _is_steady(parse_functor(f"template <typename T> T f(T x) {{ {body} }}")) is is_steady
+
+
+def test_reductions_with_out_are_replayed_unless_it_is_an_input() -> None:
+    if launcher._c is None:
+        pytest.skip("fuser was installed without a C compiler")
+    fused = fuser.fuse(lambda x, y: (x - y) * torch.amax(x, 0, keepdim=True))
+    for turn in range(3):
+        x, y, out = (draw(7, 5) for _ in range(3))
+        wanted = (x - y) * x.amax(0, keepdim=True)
+        assert not turn or replays(fused, (x, y), out)
+        version = out._version
+        assert fused(x, y, out=out) is out
+        assert out._version > version
+        assert torch.equal(out, wanted)
+        # Its first rows would be read after they were written.
+        alias = x[:]
+        assert not replays(fused, (x, y), alias)
+        assert torch.equal(fused(x, y, out=alias), wanted)
+    # What is read where it is written may be.
+    pointwise = fuser.fuse(lambda x, y: (x - y) * x)
+    pointwise(x, y, out=out)
+    wanted = (x - y) * x
+    assert replays(pointwise, (x, y), x[:])
+    assert torch.equal(x, wanted)
