@@ -89,8 +89,8 @@ def map_in_threads(function: Callable[[T], V], items: Sequence[T], count: int) -
     """Return what a function returns for each item, of which so many are worked on at a time.
 
     Raises:
-        Exception: what it raised for the first item for which it did. What has begun then goes on, and is waited for
-            by nobody; the rest is given up.
+        Exception: what it raised for the first item for which it did. What has begun then is waited for, but by an
+            interrupt, after which it goes on; the rest is given up.
     """
     if len(items) < 2 or count < 2:
         return list(map(function, items))
@@ -104,7 +104,8 @@ def map_in_threads(function: Callable[[T], V], items: Sequence[T], count: int) -
             return list(map(function, items))
         return [future.result() for future in futures]
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        error = sys.exception()
+        pool.shutdown(wait=error is None or isinstance(error, Exception), cancel_futures=True)
 
 
 def await_before_fork(lock: Lock) -> None:

@@ -17,8 +17,9 @@ from fuser.row_parts import RowPass
 
 __all__ = ["emit_rows"]
 
-# Elements of a tile along its rows, where rows are that short: they stay in the second cache.
-TILE_ELEMENTS = 4096
+# Elements of a tile along its rows, where rows are that short: of one pass over them, and of several, which find in the
+# first cache what those before read and kept.
+TILE_ELEMENTS, KEPT_ELEMENTS = 4096, 1024
 # Tiles for each thread, at least.
 TILES = 4
 
@@ -282,8 +283,10 @@ class _RowLoopWriter:
                 f"int64_t rows = {self.batch.lanes};",
                 f"while (rows > {least} && {count} < 2 * threads * rows) rows /= 2;",
             ]
+        visits = sum(step.element is not None for step in self.loop.passes)
+        most = TILE_ELEMENTS if visits == 1 else KEPT_ELEMENTS
         return [
             f"int64_t rows = {self.batch.lanes};",
-            f"while (rows > 1 && rows * {length} > {TILE_ELEMENTS}) rows /= 2;",
+            f"while (rows > 1 && rows * {length} > {most}) rows /= 2;",
             f"while (rows > 1 && {count} < {TILES} * threads * rows) rows /= 2;",
         ]
