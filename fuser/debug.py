@@ -175,7 +175,8 @@ def explain(target: Any, *args: Any, **kwargs: Any) -> Explanation | CompiledExp
         target: a fused function or module, a functor, a reduction (of all dimensions), a graph module with fusion
             nodes, a FusionGroup, or what torch.compile made: its forward and backward graphs, with the bytes that
             fusion saves and those that are left. It is compiled once more for that.
-        *args: example inputs; with them a graph is run, and kernel texts and fallback reasons are worked out.
+        *args: example inputs; with them a graph is run, and kernel texts and fallback reasons are worked out. What
+            torch.compile made is called for that: it changes what its calls change (buffers, random state, arguments).
         **kwargs: those by name, of what torch.compile made.
 
     Raises:
