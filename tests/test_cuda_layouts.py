@@ -139,10 +139,9 @@ def test_in_place_with_a_transposed_operand() -> None:
         assert torch.equal(x, wanted)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+# A row, a column or one element for all is no whole output.
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name not in ("row", "column", "one")])
 def test_out_of_any_layout(layout: str) -> None:
-    if layout in ("row", "column", "one"):
-        pytest.skip("not a whole output")
     x, y = draw((65, 130), torch.float32, 1), draw((130, 65), torch.float32, 2).t()
     out = LAYOUTS[layout]((65, 130), torch.float32, 3)
     add(x, y, out=out)
