@@ -16,7 +16,7 @@ __all__ = ["PlainNodes"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Slot:
+class _Earlier:
     # Stands for an input, or for what a node before makes.
     index: int
 
@@ -46,14 +46,14 @@ class PlainNodes:
             elif node.op != "placeholder":
                 target = root.get_submodule(str(node.target)) if node.op == "call_module" else node.target
                 self._steps.append((node.op == "call_method", target, args, kwargs))
-            slots[node] = _Slot(len(slots))
+            slots[node] = _Earlier(len(slots))
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         """Run the nodes."""
         values = list(inputs)
 
         def find(item: Any) -> Any:
-            return values[item.index] if isinstance(item, _Slot) else item
+            return values[item.index] if isinstance(item, _Earlier) else item
 
         for is_method, target, args, kwargs in self._steps:
             given, named = map_aggregate(args, find), map_aggregate(kwargs, find)
