@@ -151,6 +151,12 @@ def test_example_inputs_that_do_not_fit(given: Any) -> None:
         fuse_graph(fx.symbolic_trace(lambda x, k: x * 2 + k), given)
 
 
+@pytest.mark.parametrize("given", [None, [torch.ones(2)]], ids=["alone", "with example inputs"])
+def test_what_is_no_graph_module_is_named(given: Any) -> None:
+    with pytest.raises(fuser.errors.ArgumentError, match=r"GraphModule.* is wanted; got "):
+        fuse_graph(lambda x: x * 2, given)  # type: ignore[arg-type]
+
+
 def test_convex(x: torch.Tensor) -> None:
     # a -> cumprod -> c and a -> c: a and c cannot be one step.
     steps = [

@@ -85,11 +85,7 @@ class FusionPass(PassBase):
 
     def call(self, graph_module: fx.GraphModule) -> PassResult:
         """Run on one graph module."""
-        if not isinstance(graph_module, fx.GraphModule):
-            raise ArgumentError(
-                "a torch.fx.GraphModule, as torch.fx.symbolic_trace makes, is wanted; "
-                f"got {describe_type(graph_module)}"
-            )
+        _check_graph_module(graph_module)
         with bind_for(self.numerics):
             open_splits(graph_module.graph)
             drop_expansions(graph_module.graph)
@@ -113,6 +109,13 @@ class FusionPass(PassBase):
         return partition(graph, reduces=self.reduces, device_type=self.device_type)
 
 
+def _check_graph_module(graph_module: Any) -> None:
+    if not isinstance(graph_module, fx.GraphModule):
+        raise ArgumentError(
+            f"a torch.fx.GraphModule, as torch.fx.symbolic_trace makes, is wanted; got {describe_type(graph_module)}"
+        )
+
+
 @shows_users_frames
 def fuse_graph(graph_module: fx.GraphModule, example_inputs: Sequence[Any] | None = None) -> fx.GraphModule:
     """Substitute fusion nodes into a graph module, in place, and return it.
@@ -128,8 +131,8 @@ def fuse_graph(graph_module: fx.GraphModule, example_inputs: Sequence[Any] | Non
     if example_inputs is None:
         FusionPass()(graph_module)
         return graph_module
-    # What is no GraphModule, the pass refuses.
-    inputs = list(getattr(graph_module, "graph", fx.Graph()).find_nodes(op="placeholder"))
+    _check_graph_module(graph_module)
+    inputs = graph_module.graph.find_nodes(op="placeholder")
     names = [str(node.target) for node in inputs]
     # Those with a default may be left out.
     least = sum(not node.args for node in inputs)
