@@ -21,9 +21,9 @@ def dump(source: KernelSource, files: Mapping[str, str | bytes]) -> None:
         return
     # Long names: groups may have hundreds of functors.
     names = "-".join(functor.entry for functor in source.functors)[:80]
-    name = f"{names}-{hashlib.sha256(source.text.encode()).hexdigest()[:12]}"
+    title = f"{names}-{hashlib.sha256(source.text.encode()).hexdigest()[:12]}"
     try:
-        folder = Path(config.dump, name).expanduser()
+        folder = Path(config.dump, title).expanduser()
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
             (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
