@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
+from typing import TypeVar
 
 import torch
 
@@ -36,11 +37,14 @@ __all__ = [
     "compile_kernel",
     "compile_kernels",
     "has_host_compiler",
+    "map_side_by_side",
     "register",
     "registered",
     "reload_kernel",
-    "thread_count",
 ]
+
+T = TypeVar("T")
+V = TypeVar("V")
 
 _specs = SpecCache()
 _by_text: dict[str, KernelSpec] = {}
@@ -125,8 +129,7 @@ def compile_kernels(wanted: Sequence[tuple[KernelSpec, ArgSpec]], device_index: 
         missing = {(spec.key, args): spec for spec, args in wanted if (args, target) not in _store(spec)}
         if len(missing) > 1:
             texts = [(spec, args) for (_, args), spec in missing.items()]
-            count = thread_count(len(texts))
-            compiled = map_in_threads(lambda text: compile_kernel(*text, device_index), texts, count)
+            compiled = map_side_by_side(lambda text: compile_kernel(*text, device_index), texts)
             made = dict(zip(missing, compiled, strict=True))
     found = []
     for spec, args in wanted:
@@ -135,15 +138,14 @@ def compile_kernels(wanted: Sequence[tuple[KernelSpec, ArgSpec]], device_index: 
     return found
 
 
-def thread_count(wanted: int) -> int:
-    """Return in how many threads that many kernels may be made.
+def map_side_by_side(function: Callable[[T], V], items: Sequence[T]) -> list[V]:
+    """Return what a function that makes kernels returns for each item, in as many threads as there are items.
 
     They wait for one another's compilers (``compiler_slots``), so that there may be more of them than cores; but on one
     core they have nothing to share, and what this thread captures as a CUDA graph another one would break.
     """
-    if core_count() == 1 or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
-        return 1
-    return wanted
+    is_alone = core_count() == 1 or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+    return map_in_threads(function, items, 1 if is_alone else len(items))
 
 
 def reload_kernel(source: KernelSource, key: CacheKey) -> FusedKernel:

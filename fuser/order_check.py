@@ -18,9 +18,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fuser import counters, disk_cache, log
 from fuser import torch_ops as ops
 from fuser._version import __version__
-from fuser.access import VECTOR_BYTES
 from fuser.combining import Reduction
-from fuser.compiler import register, thread_count
+from fuser.compiler import map_side_by_side, register
 from fuser.cuda.aten_orders import coalesce
 from fuser.disk_cache import CacheKey
 from fuser.errors import CaptureError, NoCompileError
@@ -30,9 +29,9 @@ from fuser.graph import GroupBuilder
 from fuser.kernel_spec import KernelSpec
 from fuser.layout import Shape
 from fuser.orders import ANY_ORDER, COLUMN_ORDERS, RowOrder
-from fuser.process import Lock, map_in_threads, planning
+from fuser.process import Lock, planning
 from fuser.row_orders import torchs_order
-from fuser.tensor_desc import TensorDesc, describe
+from fuser.tensor_desc import TensorDesc, describe, lies_for_vectors
 
 __all__ = ["OrderCase", "find_verdict", "installation", "is_kept"]
 
@@ -90,9 +89,9 @@ class OrderCase(NamedTuple):
         kind = (repr(form), str([item.dtype for item in self.tensors]), str(tuple(map(_kind_of, self.orders))))
         return CacheKey.build(("order", *installation(self.device), *kind, length), ())
 
-    def is_known(self) -> bool:
-        """Whether this process has the verdict."""
-        return self.cache_key() in _verdicts
+    def verdict(self) -> bool | None:
+        """Return whether torch has the orders, as ``is_kept`` found in this process; None: it was not asked."""
+        return _verdicts.get(self.cache_key())
 
     def forms(self) -> Iterator[OrderCase]:
         """Give the op, and one with results that hide nothing where its own do and no row's come to little."""
@@ -134,7 +133,7 @@ class OrderCase(NamedTuple):
         numbers, drawn = [SCALARS.get(item.name, 1.0) for item in self.function.scalars], list[TensorDesc]()
         for item in tensors:
             assert item.dtype is not None, "no number"
-            is_aligned = self.device.type != "cuda" or not offset * item.dtype.itemsize % VECTOR_BYTES
+            is_aligned = lies_for_vectors(self.device, offset * item.dtype.itemsize)
             sizes, strides = tuple(map(int, item.shape)), tuple(map(int, item.strides))
             drawn.append(TensorDesc(torch.Tensor, item.dtype, sizes, strides, self.device, is_aligned))
         return Example(
@@ -256,7 +255,7 @@ def _compare(case: OrderCase, prepare: Prepare) -> bool:
     with planning():
         found = [(form.group(), example) for form in case.forms() for example in form.examples()]
     wanted = {(spec.key, example.described): spec for spec, example in found}
-    made = map_in_threads(lambda item: prepare(item[1], item[0][1]), list(wanted.items()), thread_count(len(wanted)))
+    made = map_side_by_side(lambda item: prepare(item[1], item[0][1]), list(wanted.items()))
     runs = dict(zip(wanted, made, strict=True))
     with (
         # One at a time: the tensors take memory, and no time.

@@ -18,7 +18,7 @@ import torch
 from fuser import torch_ops as ops
 from fuser.abreast import Kernel, side_by_side
 from fuser.arg_spec import build_arg_spec, starts_abreast
-from fuser.compiler import compile_kernels, register, thread_count
+from fuser.compiler import compile_kernels, map_side_by_side, register
 from fuser.config import config
 from fuser.errors import (
     ArgumentError,
@@ -40,7 +40,7 @@ from fuser.missing import name_warmup
 from fuser.order_check import OrderCase, is_kept
 from fuser.orders import RowOrder
 from fuser.plan import Buffer, Plan, Step, event_name
-from fuser.process import map_in_threads, planning
+from fuser.process import planning
 from fuser.report import is_internal, report
 from fuser.row_orders import Orders, order_of_section
 from fuser.sections import cut_group, group_outputs
@@ -294,8 +294,8 @@ def _find_cases(
     return cases
 
 
-def _check_order(index: int, case: OrderCase) -> None:
-    if not is_kept(case, _plan_alone):
+def _check_order(index: int, case: OrderCase, verdict: bool | None = None) -> None:
+    if not (is_kept(case, _plan_alone) if verdict is None else verdict):
         error = UnsupportedError(f"op {case.function.name!r} in an order that is not this torch's")
         error.application, error.is_expected = index, True
         raise error
@@ -458,12 +458,16 @@ def _find_homes(
 def _compile(
     wanted: Sequence[tuple[KernelSpec, ArgSpec]], device: torch.device, cases: Sequence[tuple[int, OrderCase]]
 ) -> list[FusedKernel]:
+    tasks: list[Callable[[], Any]] = []
+    for index, case in cases:
+        verdict = case.verdict()
+        if verdict is None:
+            tasks.append(partial(_check_order, index, case))
+        else:
+            _check_order(index, case, verdict)
     # While nobody knows whether they are of use, if nobody knows: torch is compared with by means of other kernels.
-    tasks: list[Callable[[], Any]] = [partial(_check_order, *case) for case in cases]
     tasks.append(partial(compile_kernels, wanted, device.index))
-    is_known = all(case.is_known() for _, case in cases)
-    made = map_in_threads(lambda task: task(), tasks, 1 if is_known else thread_count(len(tasks)))
-    kernels: list[FusedKernel] = made[-1]
+    kernels: list[FusedKernel] = map_side_by_side(lambda task: task(), tasks)[-1]
     return kernels
 
 

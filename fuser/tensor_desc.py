@@ -24,6 +24,7 @@ __all__ = [
     "describe",
     "follows_default_dtype",
     "input_specs",
+    "lies_for_vectors",
     "name_input",
     "read_number",
     "value_layouts",
@@ -70,14 +71,18 @@ def describe(item: Any, meta_device: torch.device | None = None, *, reads_addres
     """
     if isinstance(item, torch.Tensor):
         device = meta_device if meta_device is not None and item.is_meta else item.device
-        # A CPU kernel reads at any address.
-        is_aligned = not reads_address or device.type != "cuda" or item.data_ptr() % VECTOR_BYTES == 0
+        is_aligned = not reads_address or lies_for_vectors(device, item.data_ptr())
         return TensorDesc(torch.Tensor, item.dtype, tuple(item.shape), tuple(item.stride()), device, is_aligned)
     for kind, stands_for in _NUMBERS:
         if isinstance(item, stands_for):
             is_large = isinstance(item, int) and not -MAX_EXACT_INTEGER <= item <= MAX_EXACT_INTEGER
             return TensorDesc(kind, fits_double=not is_large)
     raise ArgumentError(f"expected a tensor or a Python number, got {describe_type(item)}")
+
+
+def lies_for_vectors(device: torch.device, address: int) -> bool:
+    """Return whether a device's kernels can read vectors of VECTOR_BYTES at an address; those of the CPU can at any."""
+    return device.type != "cuda" or address % VECTOR_BYTES == 0
 
 
 def read_number(item: torch.Tensor) -> bool | int | float | complex:

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from fuser.access import VECTOR_BYTES
 from fuser.compiler import backend_for
 from fuser.executor import plan_ahead
 from fuser.fx.fusion_node import FusionModule
-from fuser.tensor_desc import TensorDesc, describe
+from fuser.tensor_desc import TensorDesc, describe, lies_for_vectors
 
 __all__ = ["Ahead", "load_compilers"]
 
@@ -82,8 +81,8 @@ def _describe_all(arguments: Sequence[Any]) -> tuple[TensorDesc, ...] | None:
         if isinstance(value, torch.Tensor):
             if not all(isinstance(size, int) for size in (*value.shape, *value.stride(), value.storage_offset())):
                 return None
-            offset_bytes = value.storage_offset() * value.element_size()
-            is_aligned = value.device.type != "cuda" or offset_bytes % VECTOR_BYTES == 0
-            described = described._replace(is_aligned=is_aligned)
+            # Memory of its own begins at a multiple of more than that.
+            offset_bytes = int(value.storage_offset()) * value.element_size()
+            described = described._replace(is_aligned=lies_for_vectors(value.device, offset_bytes))
         found.append(described)
     return tuple(found)
