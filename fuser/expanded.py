@@ -131,6 +131,12 @@ def _take_numbers(group: FusionGroup, values: Sequence[DescribedValue], device: 
         for index, item in enumerate(group.applications)
         if item.function.op in _OF_NUMBER and _counts_as_number(item.function, values[item.tensors[1]].spec, device)
     }
+    if device.type == "cpu":
+        taken |= {
+            index: replace(item, function=_on_cpu(item.function))
+            for index, item in enumerate(group.applications)
+            if item.function.reduction and _adds_in_double(group, values[item.tensors[0]].desc.dtype)
+        }
     if not taken:
         return group
     return replace(group, applications=tuple(taken.get(i, item) for i, item in enumerate(group.applications)), _key=[])
@@ -149,6 +155,19 @@ def _of_number(function: Function, given: Sequence[InputSpec]) -> Function:
     taken = ops.OPS[_OF_NUMBER[str(function.op)]].function
     is_same = taken.common_dtype(operands, default) == function.common_dtype(operands, default)
     return taken if is_same else replace(taken, unpromoted=())
+
+
+def _adds_in_double(group: FusionGroup, dtype: torch.dtype | None) -> bool:
+    # Whether to follow torch's CPU kernels that do. To what is rounded to 16 bits it makes no difference, but to a few
+    # last bits.
+    return dtype is torch.float32 or (group.is_strict and dtype in (torch.float16, torch.bfloat16))
+
+
+def _on_cpu(function: Function) -> Function:
+    op, reduction = ops.REDUCTIONS.get(function.op or ""), function.reduction
+    if op is None or reduction is None or not op.on_cpu:
+        return function
+    return ops.reduction_function(op.on_cpu, reduction.dims, reduction.keepdim)
 
 
 def _ordered_forms(

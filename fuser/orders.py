@@ -25,7 +25,7 @@ KEPT_ORDERS: dict[str, frozenset[str]] = {
             "log_softmax_cast", "nll_loss", "scan",
         )
     ),
-    "cpu": frozenset(("sum", "scan")),
+    "cpu": frozenset(("sum", "scan", "welford")),
 }  # fmt: skip
 # Those of what is added up across the rows of an op.
 COLUMN_ORDERS = frozenset({"gamma_beta", "group_norm_batch", "batch_norm", "batch_norm_sums"})
@@ -81,6 +81,6 @@ class RowOrder(NamedTuple):
     spreads: bool = False
     # Of running totals, ``schedule.x`` is the number of elements of a chunk, which the prelude's cuda_scans.h takes: 1
     # where each is added to all before it.
-    # Whether it is that of the CPU (fuser.cpu.rows_ordered): of vectors of ``schedule.x`` lanes, to each of which
-    # ``schedule.vector`` elements are added together.
+    # Whether it is that of sums on the CPU (fuser.cpu.rows_ordered): of vectors of ``schedule.x`` lanes, to each of
+    # which ``schedule.vector`` elements are added together. Others there have one element after another.
     is_cascade: bool = False

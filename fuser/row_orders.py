@@ -15,7 +15,7 @@ import torch
 
 from fuser import torch_ops as ops
 from fuser.arg_spec import DescribedValue
-from fuser.cpu.aten_orders import sum_order
+from fuser.cpu.aten_orders import moments_order, sum_order
 from fuser.cuda.aten_orders import GpuSize, Layout, coalesce, find_schedule, scan_chunk
 from fuser.errors import UnsupportedError
 from fuser.function import Function
@@ -73,9 +73,6 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
         ):
             # Nothing is added, or any order serves.
             continue
-        elif op is not None and op.is_wide_on_cpu and device.type == "cpu" and desc.dtype is torch.float32:
-            error = UnsupportedError(f"op {op.name!r} on {desc.dtype}, which torch adds up in double on the CPU")
-            error.is_expected = True
         elif op is None and not reduction.order:
             orders[index] = None
         elif group.is_strict or reduction.order in FAST_ORDERS:
@@ -176,14 +173,17 @@ def torchs_order(
         # ATen has other kernels where a channel of a batch is one element, as for tensors of two dimensions.
         return None
     layout, size = coalesce(desc.shape, desc.strides, dims), desc.dtype.itemsize
+    # ATen numbers elements by their strides.
+    reduced = [desc.strides[dim] for dim in dims if desc.shape[dim] != 1]
+    is_numbered = reduced == sorted(reduced, reverse=True)
     if reduction.scans:
         return _scan_order(desc, dims[0], layout, device)
     if device.type == "cpu":
         is_plain = sum(desc.shape[dim] != 1 and dim not in dims for dim in range(len(desc.shape))) <= 1
+        if name == "welford":
+            return moments_order(layout.rows) if is_numbered else None
         return sum_order(function.op or "", layout.reduced, layout.kept, size, is_plain=is_plain)
-    reduced = [desc.strides[dim] for dim in dims if desc.shape[dim] != 1]
-    if reduced != sorted(reduced, reverse=True):
-        # ATen numbers elements by their strides.
+    if not is_numbered:
         return None
     if "softmax" in name and not is_contiguous(desc.shape, desc.strides):
         # ATen copies it first.

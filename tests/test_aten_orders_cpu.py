@@ -12,7 +12,7 @@ from tiers import SLOW
 import fuser
 from fuser.config import config
 from fuser.cpu import rows_ordered
-from fuser.cpu.aten_orders import sum_order
+from fuser.cpu.aten_orders import moments_order, sum_order
 from fuser.orders import RowOrder, Schedule
 
 ROWS = ((1, 100), (7, 3), (40, 8), (9, 33), (3, 64), (50, 100), (5, 511), (17, 1000), (2, 70001), (3, 40, 50))
@@ -92,6 +92,51 @@ def test_the_first_of_equal_elements_counts_beside_a_sum() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         check(places, dtype, ((3000,), (7, 1001), (3, 65), (2, 63)), -1)
     check(places, torch.float32, ((1000, 96),), 0)
+
+
+def moments(x: torch.Tensor, y: torch.Tensor, dim: Any) -> Any:
+    z = x * y
+    return z.var(dim), *torch.std_mean(z, dim, correction=0, keepdim=True), z - 1
+
+
+@pytest.mark.cpu
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_moments_have_torchs_bits(dtype: torch.dtype) -> None:
+    for shapes, dim in (
+        (((2, 8), (33, 100), (5, 33000)), -1),
+        (((100, 33), (4100, 3)), 0),
+        (((4, 5, 6, 7),), (1, 3)),
+        (((4, 5, 6, 7),), (0, 2)),
+    ):
+        check(moments, dtype, shapes, dim)
+        if dim in (-1, 0):
+            check(lambda x, y, dim: moments(x.mT, y[..., :1].mT, dim), dtype, shapes, dim)
+
+
+@pytest.mark.cpu
+def test_moments_that_threads_share_stay_torchs() -> None:
+    fused = fuser.fuse(lambda x: (*torch.var_mean(x * 3, 1),))
+    for rows, kept in ((1, 1), (2, 0)):
+        x = draw((rows, 70000), torch.float64)
+        for got, wanted in zip(fused(x), fused.function(x), strict=True):
+            assert torch.equal(got, wanted)
+        fuser.reset_stats()
+        fused(x)
+        assert fuser.stats()["kept"] == kept
+    assert moments_order(1) is None
+
+
+@pytest.mark.cpu
+def test_moments_in_fast_numerics_are_those_of_doubles() -> None:
+    # Far from zero, where what a float keeps of squares is little.
+    x = draw((9, 5000), torch.float32) + 1e4
+    with config.patch(numerics="fast"):
+        fuser.reset_stats()
+        got = fuser.fuse(lambda x: (*torch.var_mean(x, 1, correction=0),))(x)
+    assert fuser.stats()["launches"] == 1
+    for mine, wanted in zip(got, torch.var_mean(x.double(), 1, correction=0), strict=True):
+        torch.testing.assert_close(mine.double(), wanted, rtol=2**-23, atol=0)
 
 
 @pytest.mark.cpu

@@ -1,7 +1,7 @@
 """In which order torch's own CPU kernels add the elements of a row, worked out from shapes as ATen works it out.
 
-Read in aten/src/ATen/native/cpu/SumKernel.cpp and TensorIteratorReduce.cpp, and measured. Pure: plain numbers in, a
-``RowOrder`` out; whether torch as it is installed has it is found by comparing bits (fuser.order_check).
+Read in SumKernel.cpp, Reduce.h (aten/src/ATen/native/cpu) and TensorIteratorReduce.cpp, and measured. Pure: plain
+numbers in, a ``RowOrder`` out; whether torch as it is installed has it is found by comparing bits (fuser.order_check).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from math import prod
 
 from fuser.orders import RowOrder, Schedule
 
-__all__ = ["sum_order"]
+__all__ = ["moments_order", "sum_order"]
 
 # Vectors that are added side by side.
 QUARTER = 4
@@ -62,3 +62,9 @@ def sum_order(
     ):
         return RowOrder(Schedule(lanes), is_across=True, is_cascade=True)
     return None
+
+
+def moments_order(rows: int) -> RowOrder | None:
+    """Return the order of the variance of each of some rows; None where it is not known."""
+    # What comes to one number has a kernel of its own, or threads share it.
+    return RowOrder(Schedule(1), is_across=True) if rows > 1 else None

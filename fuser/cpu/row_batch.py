@@ -125,11 +125,11 @@ class RowBatch(ABC):
         for item in self.full(part):
             own, stride = name.format(item.name), "1" if is_dense else self.stride(item, self.inner)
             if stride == "0" and not item.is_output:
-                known[item.variable] = name.format(item.variable)
+                known.setdefault(item.variable, name.format(item.variable))
                 continue
             place = "0" if stride == "0" else index if stride == "1" else f"({index}) * {stride}"
             text = f"{own}[{place}]"
-            known[item.variable] = text if item.is_output else f"fuser_to_compute({text})"
+            known.setdefault(item.variable, text if item.is_output else f"fuser_to_compute({text})")
         for variable in self.loop.kept:
             text = f"kept_{variable}[{kept}]"
             known |= {variable: text} if variable in part.writes else {f"v{variable[1:]}": text}

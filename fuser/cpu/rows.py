@@ -12,6 +12,7 @@ from fuser.cpu.rows_across import AcrossBatch
 from fuser.cpu.rows_along import AlongBatch
 from fuser.cpu.rows_ordered import OrderedAcross, OrderedAlong
 from fuser.cpu.rows_scanned import SIDE_BY_SIDE, ScannedBatch
+from fuser.cpu.rows_serial import SerialBatch
 from fuser.kernel_spec import CPU_LANES
 from fuser.row_parts import RowPass
 
@@ -36,7 +37,7 @@ def emit_rows(loop: RowLoop) -> str:
     """Write the entry and what it calls: tiles, and in each pass batches of a tile's rows."""
     kinds: tuple[type[RowBatch], type[RowBatch]] = (AlongBatch, AcrossBatch)
     if loop.rows.order is not None:
-        kinds = (OrderedAlong, OrderedAcross)
+        kinds = (OrderedAlong, OrderedAcross) if loop.rows.order.is_cascade else (SerialBatch, SerialBatch)
     batch = kinds[loop.rows.is_across](loop)
     if loop.rows.scans:
         batch, loop = ScannedBatch(loop), ScannedBatch.as_one_pass(loop)

@@ -42,7 +42,7 @@ class AcrossBatch(RowBatch):
         """Write the walk over one element of all rows after another."""
         known = {name: f"state.{own}[c]" for name, own in self.row_reads(element)}
         if not step.accumulators:
-            each = indent(self._one("first + i", element, known))
+            each = indent(self.one("first + i", element, known))
             return [*self.kept(), "for (int64_t i = 0; i < total; ++i) {", *each, "}"]
         leaf = {
             f"m{item.name}": f"block.m{item.name}[{self._slot(f'{self.waiting} + i')}]" for item in step.accumulators
@@ -56,7 +56,7 @@ class AcrossBatch(RowBatch):
             *([] if step.decides else indent(self._whole(step, element, known))),
             "  if (!is_whole) {",
             "    for (int64_t i = 0; i < count; ++i) {",
-            *indent(indent(indent(self._one("first + done + i", element, known | leaf)))),
+            *indent(indent(indent(self.one("first + done + i", element, known | leaf)))),
             "    }",
             *indent(indent(self._few(step))),
             "  }",
@@ -83,8 +83,8 @@ class AcrossBatch(RowBatch):
     def _slot(self, index: str) -> str:
         return f"({index}) * {self.lanes} + c"
 
-    def _one(self, number: str, element: RowPart, known: dict[str, str]) -> list[str]:
-        # One element of each row.
+    def one(self, number: str, element: RowPart, known: dict[str, str]) -> list[str]:
+        """Write what computes one element of each row."""
         return [
             *self.place(number, self.full(element), "base.{0}"),
             *self.fixed(element),

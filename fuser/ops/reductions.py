@@ -50,8 +50,8 @@ class ReductionOp(NamedTuple):
     # not combine it as they combine parts.
     order: str = ""
     accumulate: str = ""
-    # Whether torch's CPU kernel adds up floats in double, to which fast numerics are no match in float.
-    is_wide_on_cpu: bool = False
+    # The row that adds up as torch's CPU kernel does it, in double whatever the dtype.
+    on_cpu: str = ""
     # Whether torch refuses to reduce nothing.
     needs_elements: bool = False
     # Whether it makes running totals.

@@ -90,45 +90,47 @@ REDUCTIONS["aminmax"] = ReductionOp(
     needs_elements=True,
 )
 
-# As ATen's SharedReduceOps.h has it.
-_MOMENTS = ReductionOp(
-    "var",
-    "void var_map(T x, T& m, T& s, T& n) { m = x; s = T(0); n = T(1); }",
-    """void var_combine(T ma, T sa, T na, T mb, T sb, T nb, T& m, T& s, T& n) {
-      const T delta = mb - ma;
+
+def _moments(name: str, value: str, a: str = "T") -> tuple[ReductionOp, ReductionOp]:
+    # Alone and with the mean, as ATen's SharedReduceOps.h has them, with accumulators of a type.
+    degrees = f"const {a} degrees = n > {a}(correction) ? n - {a}(correction) : {a}(0);"
+    alone = ReductionOp(
+        name,
+        f"void var_map(T x, {a}& m, {a}& s, {a}& n) {{ m = x; s = {a}(0); n = {a}(1); }}",
+        f"""void var_combine({a} ma, {a} sa, {a} na, {a} mb, {a} sb, {a} nb, {a}& m, {a}& s, {a}& n) {{
+      const {a} delta = mb - ma;
       n = na + nb;
-      const T share = nb / n;
-      m = na == T(0) ? mb : nb == T(0) ? ma : ma + delta * share;
-      s = na == T(0) ? sb : nb == T(0) ? sa : sa + sb + delta * delta * na * share;
-    }""",
-    (0, 0, 0),
-    _moment(torch.var),
-    kinds=FLOAT,
-    exact=frozenset(),
-    scalars=("correction",),
-    order="welford",
-    is_wide_on_cpu=True,
-    accumulate="""void var_add(T mean, T squares, T count, T x, T& m, T& s, T& n) {
-      n = count + T(1);
-      const T delta = x - mean;
+      const {a} share = nb / n;
+      m = na == {a}(0) ? mb : nb == {a}(0) ? ma : ma + delta * share;
+      s = na == {a}(0) ? sb : nb == {a}(0) ? sa : sa + sb + delta * delta * na * share;
+    }}""",
+        (0, 0, 0),
+        _moment(getattr(torch, name)),
+        kinds=FLOAT,
+        exact=frozenset(),
+        finish=f"T {name}_of({a} m, {a} s, {a} n, double correction) {{ {degrees} return {value}; }}",
+        scalars=("correction",),
+        order="welford",
+        accumulate=f"""void var_add({a} mean, {a} squares, {a} count, T x, {a}& m, {a}& s, {a}& n) {{
+      n = count + {a}(1);
+      const {a} delta = x - mean;
       m = mean + delta / n;
       s = squares + delta * (x - m);
-    }""",
-)
-_DEGREES = "const T degrees = n > T(correction) ? n - T(correction) : T(0);"
-for _name, _value in (("var", "s / degrees"), ("std", "sqrt(s / degrees)")):
-    REDUCTIONS[_name] = _MOMENTS._replace(
-        name=_name,
-        eager=_moment(getattr(torch, _name)),
-        finish=f"T {_name}_of(T m, T s, T n, double correction) {{ {_DEGREES} return {_value}; }}",
+    }}""",
     )
-    REDUCTIONS[f"{_name}_mean"] = _MOMENTS._replace(
-        name=f"{_name}_mean",
-        eager=_moment(getattr(torch, f"{_name}_mean")),
-        finish=f"void {_name}_of(T m, T s, T n, double correction, T& spread, T& mean) "
-        f"{{ {_DEGREES} spread = {_value}; mean = n > T(0) ? m : T(NAN); }}",
+    return alone, alone._replace(
+        name=f"{name}_mean",
+        eager=_moment(getattr(torch, f"{name}_mean")),
+        finish=f"void {name}_of({a} m, {a} s, {a} n, double correction, T& spread, T& mean) "
+        f"{{ {degrees} spread = {value}; mean = n > {a}(0) ? m : {a}(NAN); }}",
         out_dtypes=(None, None),
     )
+
+
+_SPREADS = (("var", "s / degrees"), ("std", "sqrt(s / degrees)"))
+for _name, _value in _SPREADS:
+    for _op in _moments(_name, _value):
+        REDUCTIONS[_op.name] = _op._replace(on_cpu=f"{_op.name}_in_double")
 
 _MAGNITUDE = "T norm_map(T x) { return x < T(0) ? -x : x == T(0) ? T(0) : x; }"
 for _of, _text in (
@@ -165,3 +167,6 @@ for _op in [*REDUCTIONS.values()]:
     if _op.order in {"norm", "welford"} and _op.num_outputs == 1:
         _name = f"{_op.name}_wide"
         REDUCTIONS[_name] = _op._replace(name=_name, eager=_into_float(_op), out_dtypes=(torch.float32,))
+for _name, _value in _SPREADS:
+    for _op in _moments(_name, _value, "double"):
+        REDUCTIONS[f"{_op.name}_in_double"] = _op._replace(name=f"{_op.name}_in_double")
