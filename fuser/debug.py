@@ -316,7 +316,8 @@ def _unfused(module: fx.GraphModule) -> list[tuple[str, str]]:
 
 
 def _is_plumbing(node: fx.Node) -> bool:
-    return getattr(node.target, "__name__", "") in {"getitem", "tuple"}
+    is_tuple = isinstance(node.target, type) and issubclass(node.target, tuple)
+    return is_tuple or getattr(node.target, "__name__", "") == "getitem"
 
 
 def _target_name(node: fx.Node) -> str:

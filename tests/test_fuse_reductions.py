@@ -306,6 +306,30 @@ def test_what_a_graph_keeps_is_let_go_by_its_backward_pass() -> None:
 
 
 @pytest.mark.cpu
+def test_tuples_are_returned_as_torch_returns_them() -> None:
+    def both(x: torch.Tensor) -> Any:
+        found = (x * 2).min(1)
+        return {"found": [found], "again": found.values + 1}
+
+    x = torch.randn(9, 50)
+    for function in (
+        both,
+        lambda x: torch.max(x * 2, 1),
+        lambda x: torch.aminmax(x + 1, dim=0),
+        lambda x: torch.std_mean(x * 3, 1, correction=0),
+    ):
+        fused = fuser.fuse(function)
+        fuser.reset_stats()
+        with config.patch(numerics="fast"):
+            (got, kind), (wanted, own) = (torch.utils._pytree.tree_flatten(run(x)) for run in (fused, function))
+            assert fuser.stats()["launches"] == 1
+            assert "not fused" not in str(fuser.explain(fused, x))
+        assert kind == own
+        for one, other in zip(got, wanted, strict=True):
+            torch.testing.assert_close(one, other)
+
+
+@pytest.mark.cpu
 def test_places_have_no_gradient() -> None:
     step = fuser.fuse(lambda x: (x * 2).argmax(-1) + 1)
     x, before = draw(3, 7).requires_grad_(), fuser.stats()["fallbacks"]

@@ -51,6 +51,7 @@ __all__ = [
     "may_alias",
     "may_be_number",
     "read_nodes",
+    "takes_item",
 ]
 
 
@@ -132,7 +133,7 @@ def is_fusible(node: fx.Node, call: OpCall | None) -> bool:
         return False
     if call is not None and not _has_kernel(call):
         return False
-    if call is not None and call.items is not None and not all(_takes_item(user, call) for user in node.users):
+    if call is not None and call.items is not None and not all(takes_item(user, call) for user in node.users):
         return False
     values = [_known_value(item) for item in (node, *node.all_input_nodes)]
     return all(_is_plain(value) for value in values if value is not None)
@@ -184,8 +185,8 @@ def is_fresh(node: fx.Node) -> bool:
     return node.op == "call_module" or not may_alias(node)
 
 
-def _takes_item(user: fx.Node, call: OpCall) -> bool:
-    # Of a tuple, one that is made.
+def takes_item(user: fx.Node, call: OpCall) -> bool:
+    """Whether a node takes an item, one that is made, of the tuple that another one returns."""
     slot = call.find_item(user)
     return slot is not None and call.items is not None and call.items[slot] >= 0
 

@@ -16,6 +16,7 @@ from fuser.fx.merged_sums import sum_unviewed
 from fuser.fx.partition import Partition, partition
 from fuser.fx.splits import open_splits
 from fuser.fx.substitution import Substitution, sort_graph
+from fuser.fx.whole_tuples import take_tuples_apart
 from fuser.ops import IS_NUMBER, bind_for
 from fuser.warming.symbolic import warm_up
 
@@ -89,6 +90,7 @@ class FusionPass(PassBase):
         with bind_for(self.numerics):
             open_splits(graph_module.graph)
             drop_expansions(graph_module.graph)
+            take_tuples_apart(graph_module.graph)
             sum_unviewed(graph_module.graph)
             groups = self.find_groups(graph_module.graph)
         fuel = self.fuel or process_fuel

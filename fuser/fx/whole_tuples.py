@@ -1,0 +1,43 @@
+"""Results of torch's that are read as one tuple: they are put together of items, which a group can make."""
+
+from __future__ import annotations
+
+import operator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+
+from fuser.fx.nodes import bind_node, takes_item
+
+__all__ = ["take_tuples_apart"]
+
+
+def take_tuples_apart(graph: fx.Graph) -> None:
+    """Let who reads a tuple of what is made of computed values (``torch.max(x * 2, 1)``) read one of its items."""
+    for node in list(graph.nodes):
+        call = bind_node(node)
+        if call is None or not call.items or min(call.items) < 0 or not any(map(bind_node, node.all_input_nodes)):
+            continue
+        readers = [user for user in node.users if not takes_item(user, call)]
+        if not readers:
+            continue
+        with graph.inserting_before(node.next):
+            items = {node: _put_together(graph, node, len(call.items))}
+        for reader in readers:
+            reader.args, reader.kwargs = fx.map_arg((reader.args, reader.kwargs), partial(_find, items))
+
+
+def _find(items: dict[fx.Node, Any], node: fx.Node) -> Any:
+    return items.get(node, node)
+
+
+def _put_together(graph: fx.Graph, node: fx.Node, count: int) -> Any:
+    items = tuple(graph.call_function(operator.getitem, (node, slot)) for slot in range(count))
+    for item, value in zip(items, node.meta.get("val", ()), strict=False):
+        item.meta["val"] = value
+    # ATen's overloads return plain tuples, as some functions do.
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    named = None if isinstance(node.target, torch._ops.OpOverload) else getattr(torch.return_types, name, None)
+    return items if named is None else graph.call_function(named, (items,))
