@@ -60,16 +60,20 @@ class AlongBatch(RowBatch):
             "}",
             "",
             "// Each row's parts become one; they are a power of two. What lies behind them is combined in vain.",
-            "__attribute__((flatten, noinline)) static void",
-            f"fuser_fold{level}(const fuser_args a, fuser_block{level}& block, int64_t rows, int64_t parts) {{",
+            "// Of one row alone, those behind the used ones are the identity, and what becomes of them is, too.",
+            "__attribute__((flatten, noinline)) static void fuser_fold"
+            f"{level}(const fuser_args a, fuser_block{level}& block, int64_t width, int64_t parts, int64_t used) {{",
             f"  for (; parts >= {QUARTER}; parts /= {QUARTER}) {{",
-            f"    for (int64_t i = 0; i < rows * parts; i += {QUARTER * lanes}) {{",
+            "    const int64_t count = width == 1 ? used : width * parts;",
+            f"    for (int64_t i = 0; i < count; i += {QUARTER * lanes}) {{",
             f"      fuser_quarter{level}(a, {', '.join(arguments)});",
             "    }",
+            f"    used = (used + {QUARTER - 1}) / {QUARTER};",
+            *indent(indent(self._end_parts(step, f"parts / {QUARTER}"))),
             "  }",
             "  if (parts == 1) return;",
             "#pragma GCC ivdep",
-            "  for (int64_t i = 0; i < rows; ++i) {",
+            "  for (int64_t i = 0; i < width; ++i) {",
             f"    {self.combine(step, 'block.m{0}[2 * i]', 'block.m{0}[2 * i + 1]', 'block.m{0}[i]')}",
             "  }",
             "}",
@@ -112,11 +116,18 @@ class AlongBatch(RowBatch):
             "int64_t size = 1;",
             "while (size < total) size *= 2;",
             f"const int64_t parts = size < {self.size(step)} ? size : size / {QUARTER};",
+            "int64_t used = parts;",
         ]
 
     def finish(self, level: int) -> list[str]:
         """Write what comes after them."""
-        return [f"fuser_fold{level}(a, block, width, parts);"]
+        return [f"fuser_fold{level}(a, block, width, parts, used);"]
+
+    def _end_parts(self, step: RowPass, parts: str) -> list[str]:
+        # As far as they are read together with those that are used.
+        own = " ".join(f"block.m{item.name}[i] = {item.identity};" for item in step.accumulators)
+        end = f"i < {parts} && i % {QUARTER * self._lanes(step)} != 0"
+        return [f"for (int64_t i = used; width == 1 && {end}; ++i) {{ {own} }}"]
 
     def _stretches(self, element: RowPart, known: dict[str, str]) -> list[str]:
         return [
@@ -157,7 +168,9 @@ class AlongBatch(RowBatch):
             "  }",
             f"  done += {unit};",
             "}",
-            f"for (int64_t i = size < {unit} ? parts : done / {QUARTER}; i < parts; ++i) {{",
+            f"if (size >= {unit}) used = done / {QUARTER};",
+            *self._end_parts(step, "parts"),
+            "for (int64_t i = used; width > 1 && i < parts; ++i) {",
             *(f"  block.m{item.name}[row * parts + i] = {item.identity};" for item in step.accumulators),
             "}",
         ]
