@@ -54,6 +54,7 @@ from fuser.fx.passes import Fuel, FusionPass
 from fuser.fx.pooling import narrow_places
 from fuser.fx.products import pad_products
 from fuser.fx.puts import sort_puts
+from fuser.fx.reuse import write_over_dead
 from fuser.fx.scatters import mark_scatters, write_scatters_in_place
 from fuser.fx.schedule import free_early, mark_own
 from fuser.graph import FusionGroup
@@ -116,6 +117,7 @@ def _fuse(graph_module: fx.GraphModule, numerics: str | None, fuel: Fuel | None,
     copy_together(graph_module)
     drop_idle_views(graph_module.graph)
     free_early(graph_module)
+    write_over_dead(graph_module)
     return graph_module
 
 

@@ -16,7 +16,14 @@ from torch import fx
 from fuser.fx.fusion_node import FusionModule
 from fuser.fx.nodes import is_fresh, is_static
 
-__all__ = ["copy_together", "drop_unread_statistics", "write_results_in_place", "write_statistics_in_place"]
+__all__ = [
+    "allocate",
+    "copy_together",
+    "drop_unread_statistics",
+    "write_results_in_place",
+    "write_statistics_in_place",
+    "writes_elements",
+]
 
 _ATEN = torch.ops.aten
 _FUNCTIONAL = _ATEN._native_batch_norm_legit_functional.default
@@ -80,7 +87,7 @@ def write_results_in_place(graph_module: fx.GraphModule) -> None:
         if variant is not None and (copy := _find_last_write(node, node, slots)) is not None:
             node.target, node.kwargs = variant, {**node.kwargs, "out": copy.args[0]}
             _drop(copy)
-        if type(module) is not FusionModule or not _writes_elements(module, node):
+        if type(module) is not FusionModule or not writes_elements(module, node):
             continue
         values = node.meta["val"] if isinstance(node.meta["val"], list) else [node.meta["val"]]
         items = {user.args[1]: user for user in node.users} if len(values) > 1 else {0: node}
@@ -89,20 +96,19 @@ def write_results_in_place(graph_module: fx.GraphModule) -> None:
             continue
         with graph.inserting_before(node):
             out: list[Any] = [
-                copies[slot].args[0]
-                if slot in copies
-                else graph.call_function(
-                    _ATEN.empty_strided.default,
-                    (tuple(value.shape), tuple(value.stride())),
-                    {"dtype": value.dtype, "device": value.device},
-                )
-                for slot, value in enumerate(values)
+                copies[slot].args[0] if slot in copies else allocate(graph, value) for slot, value in enumerate(values)
             ]
         node.kwargs = {"out": tuple(out) if len(out) > 1 else out[0]}
         for slot, copy in copies.items():
             _drop(copy)
             if len(values) > 1:
                 graph.erase_node(items[slot])
+
+
+def allocate(graph: fx.Graph, value: torch.Tensor) -> fx.Node:
+    """Write a node that makes room for a value."""
+    where: Any = {"dtype": value.dtype, "device": value.device}
+    return graph.call_function(_ATEN.empty_strided.default, (tuple(value.shape), tuple(value.stride())), where)
 
 
 def _drop(copy: Any) -> None:
@@ -125,8 +131,8 @@ def _find_variant(node: fx.Node) -> torch._ops.OpOverload | None:
     return None
 
 
-def _writes_elements(module: FusionModule, node: fx.Node) -> bool:
-    # Whether one kernel writes all results, each element where it was read.
+def writes_elements(module: FusionModule, node: fx.Node) -> bool:
+    """Whether a fusion node writes all of its results, which are alike, each element where it was read."""
     group, value = module.group, node.meta.get("val")
     values: list[Any] = value if isinstance(value, list) else [value]
     return (

@@ -19,7 +19,7 @@ from fuser.fx.fusion_node import FusionModule
 from fuser.fx.gains import count_bytes
 from fuser.fx.nodes import is_barrier, is_fresh, is_random
 
-__all__ = ["free_early", "mark_own"]
+__all__ = ["find_memory", "free_early", "mark_own"]
 
 # Of a placeholder, that nobody else holds what it stands for.
 IS_OWN = "fuser_is_own"
@@ -35,7 +35,7 @@ def mark_own(forward: fx.GraphModule, backward: fx.GraphModule, output_count: in
         backward: its placeholders are marked.
         output_count: how many of its results the caller of ``forward`` has.
     """
-    memory = _find_memory(forward.graph)
+    memory = find_memory(forward.graph)
     results: Any = forward.graph.output_node().args[0]
     held = {base for item in results[:output_count] if isinstance(item, fx.Node) for base in memory[item]}
     held.update(forward.graph.find_nodes(op="placeholder"))
@@ -64,7 +64,7 @@ class _Schedule:
     def __init__(self, graph_module: fx.GraphModule) -> None:
         self.nodes = list(graph_module.graph.nodes)
         self.slots = {node: slot for slot, node in enumerate(self.nodes)}
-        self.memory = _find_memory(graph_module.graph)
+        self.memory = find_memory(graph_module.graph)
         self.fixed = {node for node in self.nodes if _is_fixed(graph_module, node)}
         self.done: set[fx.Node] = set()
         # What calls read, through views and items: the calls that make it, and the memory.
@@ -160,8 +160,8 @@ def _is_fixed(graph_module: fx.GraphModule, node: fx.Node) -> bool:
     return node.op != "placeholder" and (not is_plain or is_barrier(node) or is_random(node))
 
 
-def _find_memory(graph: fx.Graph) -> dict[fx.Node, set[fx.Node]]:
-    # In whose memory each value lies: of its own, an item of a tuple too, or of what it is a view of.
+def find_memory(graph: fx.Graph) -> dict[fx.Node, set[fx.Node]]:
+    """Return in whose memory each value lies: of its own, an item of a tuple too, or of what it is a view of."""
     found: dict[fx.Node, set[fx.Node]] = {}
     for node in graph.nodes:
         is_own = not _is_view(node) or (node.target is operator.getitem and is_fresh(node))
