@@ -177,9 +177,11 @@ def is_representable(number: bool | int | float | complex, dtype: torch.dtype) -
             part = dtype.to_real()
             return is_representable(number.real, part) and is_representable(number.imag, part)
         return number.imag == 0 and is_representable(number.real, dtype)
+    # An int may be too large to be asked as a float.
+    is_finite = isinstance(number, int) or math.isfinite(number)
     if dtype.is_floating_point or dtype.is_complex:
-        return not math.isfinite(number) or abs(number) <= torch.finfo(dtype).max
-    if not math.isfinite(number):
+        return not is_finite or abs(number) <= torch.finfo(dtype).max
+    if not is_finite:
         return not math.isnan(number)
     if number != int(number):
         return False

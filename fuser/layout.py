@@ -146,10 +146,10 @@ def build_iteration_space(shape: Shape, operands: Sequence[Strides]) -> Iteratio
         operands: strides of each operand over ``shape`` (0 where broadcast), outputs first: they decide the order.
 
     Returns:
-        A space of one dimension or more; dimensions of size 1 are gone, neighbours that every operand walks
-        through without a jump are one.
+        A space of one dimension or more; dimensions of size 1 are gone, and those along which each element is written
+        where the one before it was; neighbours that every operand walks through without a jump are one.
     """
-    order = [dim for dim in _dimension_order(shape, operands) if shape[dim] != 1]
+    order = [dim for dim in _dimension_order(shape, operands) if _is_walked(shape[dim], dim, operands)]
     sizes: list[int] = []
     strides: list[list[int]] = [[] for _ in operands]
     for dim in order:
@@ -163,6 +163,11 @@ def build_iteration_space(shape: Shape, operands: Sequence[Strides]) -> Iteratio
     if not sizes:
         return IterationSpace((1,), ((0,),) * len(operands))
     return IterationSpace(tuple(sizes), tuple(tuple(operand) for operand in strides))
+
+
+def _is_walked(size: int, dim: int, operands: Sequence[Strides]) -> bool:
+    # What is converted to the dtype that it has lies as it did, also where it was expanded.
+    return size != 1 and (any(operand[dim] != 0 for operand in operands) or size == 0)
 
 
 def _fast_strides(shape: Shape, all_strides: Sequence[Strides]) -> Strides | None:

@@ -172,19 +172,18 @@ def torchs_order(
     if name.startswith("group_norm") and max(dims, default=0) > 2 and prod(desc.shape[3:]) == 1:
         # ATen has other kernels where a channel of a batch is one element, as for tensors of two dimensions.
         return None
-    layout, size = coalesce(desc.shape, desc.strides, dims), desc.dtype.itemsize
-    # ATen numbers elements by their strides.
     reduced = [desc.strides[dim] for dim in dims if desc.shape[dim] != 1]
-    is_numbered = reduced == sorted(reduced, reverse=True)
+    if reduced != sorted(reduced, reverse=True):
+        # ATen numbers elements by their strides.
+        return None
+    layout, size = coalesce(desc.shape, desc.strides, dims), desc.dtype.itemsize
     if reduction.scans:
         return _scan_order(desc, dims[0], layout, device)
     if device.type == "cpu":
         is_plain = sum(desc.shape[dim] != 1 and dim not in dims for dim in range(len(desc.shape))) <= 1
         if name == "welford":
-            return moments_order(layout.rows) if is_numbered else None
+            return moments_order(layout.rows)
         return sum_order(function.op or "", layout.reduced, layout.kept, size, is_plain=is_plain)
-    if not is_numbered:
-        return None
     if "softmax" in name and not is_contiguous(desc.shape, desc.strides):
         # ATen copies it first.
         return None

@@ -150,6 +150,19 @@ def test_where_torch_has_another_order_its_kernel_serves(monkeypatch: pytest.Mon
     assert not fuser.stats()["fallbacks"]
 
 
+@pytest.mark.cpu
+def test_dimensions_that_lie_in_another_order_are_numbered_as_they_lie() -> None:
+    wide = fuser.fuse(lambda x: (x * 3).sum())
+    # The order is compared with torch's on what is seen first, and known from then on.
+    x = draw((100, 128), torch.float32)
+    assert torch.equal(wide(x), wide.function(x))
+    assert torch.equal(wide(x.t()), wide.function(x.t()))
+    columns = fuser.fuse(lambda x: (x * 3).mean((0, 1)))
+    y = draw((7, 9, 64), torch.float64)
+    assert torch.equal(columns(y), columns.function(y))
+    assert torch.equal(columns(y.transpose(0, 1)), columns.function(y.transpose(0, 1)))
+
+
 def test_which_orders_are_known() -> None:
     along, pairs = RowOrder(Schedule(8), is_cascade=True), RowOrder(Schedule(8, vector=2), is_cascade=True)
     across = RowOrder(Schedule(8), is_across=True, is_cascade=True)

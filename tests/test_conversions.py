@@ -65,6 +65,15 @@ def test_strides(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.
         assert fuser.fuse(product)(x, y).stride() == product(x, y).stride()
 
 
+@pytest.mark.parametrize("shape", [(9, 1), (1, 70), (1, 1)], ids=str)
+def test_what_is_passed_on_lies_as_it_did(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sum that stays torch's reads what a kernel has written for it, of an operand that was expanded."""
+    monkeypatch.setattr(fuser.config, "internal_errors", "raise")
+    x = draw(shape, torch.float32).expand(9, 70)
+    for dim in (0, 1):
+        assert torch.equal(fuser.fuse(lambda x, dim=dim: x.float().sum(dim))(x), x.sum(dim))
+
+
 def test_the_tensor_itself_is_returned() -> None:
     x = draw((5,), torch.float32)
     one = fuser.fuse(lambda x: (x.float(), -x))

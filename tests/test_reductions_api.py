@@ -358,6 +358,7 @@ def make(code: str = ADD, **arguments: Any) -> Any:
         ({"identity": ()}, ArgumentError, "identity is empty"),
         ({"identity": "0"}, ArgumentError, "identity must be a number, or one for each accumulator; got str"),
         ({"identity": (0, None)}, ArgumentError, "got None"),
+        ({"identity": 10**400}, ArgumentError, "0 is no number of type T, as a is"),
         (
             {"identity": (0, 0)},
             FunctorError,
