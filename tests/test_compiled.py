@@ -103,6 +103,15 @@ def test_a_second_compilation_finds_the_first(tmp_path: Path, monkeypatch: pytes
     assert found == [(0, 1), (1, 0), (0, 1), (0, 1), (0, 0), (0, 0), (0, 0), (1, 0)]
 
 
+def test_a_kept_graph_is_not_taken_for_other_floats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A bound is written into the graph, a factor is a tensor there.
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    compiled = torch.compile(lambda x, rate: x.clamp(max=rate) * rate, backend="fuser")
+    x = torch.linspace(-1, 1, 16)
+    for rate in (0.1, 0.05, 0.03, 0.3):
+        assert torch.equal(compiled(x, rate), x.clamp(max=rate) * rate)
+
+
 def test_what_cannot_be_kept_is_compiled_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     flat = flatten(torch.fx.symbolic_trace(Model()))
