@@ -60,6 +60,17 @@ def test_explain() -> None:
     assert compiled(x).shape == (32, 8), "it still runs"
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_explain_compiles_sizes_as_the_function_was_compiled(*, dynamic: bool) -> None:
+    compiled = torch.compile(lambda x: nn.functional.dropout(x * 2, 0.5) + x, backend="fuser", dynamic=dynamic)
+    x = draw((4, 8), torch.float32)
+    fuser.reset_stats()
+    compiled(x)
+    launches = fuser.stats()["launches"]
+    # Of unknown sizes it is torch's operator.
+    assert len(fuser.explain(compiled, x).graphs[0].groups) == launches == 1 + dynamic
+
+
 def test_fuel_of_a_compiled_model() -> None:
     # With other weights the product of all rows may grow, and the last bits of sin and tanh with it.
     torch.manual_seed(0)
