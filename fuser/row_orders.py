@@ -178,13 +178,13 @@ def torchs_order(
     layout, size = coalesce(desc.shape, desc.strides, dims), desc.dtype.itemsize
     if reduction.scans:
         return _scan_order(desc, dims[0], layout, device)
-    if device.type == "cpu":
-        is_plain = sum(desc.shape[dim] != 1 and dim not in dims for dim in range(len(desc.shape))) <= 1
-        return sum_order(function.op or "", layout.reduced, layout.kept, size, is_plain=is_plain)
     reduced = [desc.strides[dim] for dim in dims if desc.shape[dim] != 1]
     if reduced != sorted(reduced, reverse=True):
         # ATen numbers elements by their strides.
         return None
+    if device.type == "cpu":
+        is_plain = sum(desc.shape[dim] != 1 and dim not in dims for dim in range(len(desc.shape))) <= 1
+        return sum_order(function.op or "", layout.reduced, layout.kept, size, is_plain=is_plain)
     if "softmax" in name and not is_contiguous(desc.shape, desc.strides):
         # ATen copies it first.
         return None

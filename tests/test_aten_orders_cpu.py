@@ -105,6 +105,15 @@ def test_where_torch_has_another_order_its_kernel_serves(monkeypatch: pytest.Mon
     assert not fuser.stats()["fallbacks"]
 
 
+@pytest.mark.cpu
+def test_what_is_found_of_rows_is_not_taken_for_permuted_ones() -> None:
+    """Torch adds up elements as they lie in memory, a kernel as they are numbered."""
+    fused, torchs = fuser.fuse(lambda x: x.relu().sum((0, 1))), lambda x: x.relu().sum((0, 1))
+    torch.manual_seed(0)
+    for x in (draw((33, 100), torch.float32), *draw((4, 100, 33), torch.float32).transpose(1, 2)):
+        assert torch.equal(fused(x), torchs(x)), x.stride()
+
+
 def test_which_orders_are_known() -> None:
     along, pairs = RowOrder(Schedule(8), is_cascade=True), RowOrder(Schedule(8, vector=2), is_cascade=True)
     across = RowOrder(Schedule(8), is_across=True, is_cascade=True)
