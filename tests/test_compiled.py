@@ -11,6 +11,7 @@ from functors import draw
 from torch import nn
 from torch._dynamo.utils import counters
 from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
+from torch.utils.checkpoint import checkpoint
 
 import fuser
 from fuser import executor, library
@@ -116,11 +117,18 @@ def test_a_second_compilation_finds_the_first(tmp_path: Path, monkeypatch: pytes
 
 def test_a_kept_graph_is_not_taken_for_other_floats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A bound is written into the graph, a factor is a tensor there.
+    def step(x: torch.Tensor, rate: float) -> torch.Tensor:
+        return x.clamp(max=rate) * rate
+
+    def step_again(x: torch.Tensor, rate: float) -> torch.Tensor:
+        return checkpoint(step, x, rate, use_reentrant=False)
+
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    compiled = torch.compile(lambda x, rate: x.clamp(max=rate) * rate, backend="fuser")
     x = torch.linspace(-1, 1, 16)
-    for rate in (0.1, 0.05, 0.03, 0.3):
-        assert torch.equal(compiled(x, rate), x.clamp(max=rate) * rate)
+    for function in (step, step_again):
+        compiled = torch.compile(function, backend="fuser")
+        for rate in (0.1, 0.05, 0.03, 0.3):
+            assert torch.equal(compiled(x, rate), step(x, rate))
 
 
 def test_what_cannot_be_kept_is_compiled_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

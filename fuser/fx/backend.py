@@ -213,7 +213,8 @@ def fuser_backend(
 def _takes_floats(graph_module: fx.GraphModule) -> bool:
     # Whether there are symbols for Python's floats. AOTAutograd writes the value of one into its graph where no tensor
     # can stand for it, and tells Dynamo to compile anew for others; a graph from its cache would be taken for all.
-    items = graph_module.graph.find_nodes(op="call_method", target="item")
+    graphs = [module.graph for module in graph_module.modules() if isinstance(module, fx.GraphModule)]
+    items = [node for graph in graphs for node in graph.find_nodes(op="call_method", target="item")]
     return any(isinstance(node.meta.get("example_value"), torch.SymFloat) for node in items)
 
 
