@@ -11,6 +11,7 @@ from functors import draw
 from torch import nn
 from torch._dynamo.utils import counters
 from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
+from torch.utils.checkpoint import checkpoint
 
 import fuser
 from fuser import executor, library
@@ -60,6 +61,17 @@ def test_explain() -> None:
     assert compiled(x).shape == (32, 8), "it still runs"
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_explain_compiles_sizes_as_the_function_was_compiled(*, dynamic: bool) -> None:
+    compiled = torch.compile(lambda x: nn.functional.dropout(x * 2, 0.5) + x, backend="fuser", dynamic=dynamic)
+    x = draw((4, 8), torch.float32)
+    fuser.reset_stats()
+    compiled(x)
+    launches = fuser.stats()["launches"]
+    # Of unknown sizes it is torch's operator.
+    assert len(fuser.explain(compiled, x).graphs[0].groups) == launches == 1 + dynamic
+
+
 def test_fuel_of_a_compiled_model() -> None:
     # With other weights the product of all rows may grow, and the last bits of sin and tanh with it.
     torch.manual_seed(0)
@@ -101,6 +113,22 @@ def test_a_second_compilation_finds_the_first(tmp_path: Path, monkeypatch: pytes
         assert all(map(torch.equal, every, first)) or settings.get("cpu_math")
         found.append(tuple(counters["aot_autograd"][f"autograd_cache_{name}"] for name in ("hit", "saved")))
     assert found == [(0, 1), (1, 0), (0, 1), (0, 1), (0, 0), (0, 0), (0, 0), (1, 0)]
+
+
+def test_a_kept_graph_is_not_taken_for_other_floats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A bound is written into the graph, a factor is a tensor there.
+    def step(x: torch.Tensor, rate: float) -> torch.Tensor:
+        return x.clamp(max=rate) * rate
+
+    def step_again(x: torch.Tensor, rate: float) -> torch.Tensor:
+        return checkpoint(step, x, rate, use_reentrant=False)
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    x = torch.linspace(-1, 1, 16)
+    for function in (step, step_again):
+        compiled = torch.compile(function, backend="fuser")
+        for rate in (0.1, 0.05, 0.03, 0.3):
+            assert torch.equal(compiled(x, rate), step(x, rate))
 
 
 def test_what_cannot_be_kept_is_compiled_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

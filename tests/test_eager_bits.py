@@ -146,6 +146,14 @@ def test_steps_and_multiply_adds(dtype: torch.dtype) -> None:
     check(UNARY | {name: call for name, call in POWERS.items() if dtype in NARROW or "." not in name}, x)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_what_is_negated_after_a_multiply_add_keeps_the_sign_of_its_zeros(dtype: torch.dtype) -> None:
+    """The compiler takes the two for another multiply-add, which has not those of torch's."""
+    x = values(dtype)[0]
+    calls = {"sub": lambda x: -(x - x), "addcmul": lambda x: torch.addcmul(x * x, x, x, value=-1).neg()}
+    check(calls | {"lerp": lambda x: -torch.lerp(x, x * 0, 1.0)}, x)
+
+
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int64], ids=str)
 def test_multiply_adds_of_integers(dtype: torch.dtype) -> None:
     """C++ computes with short ones in int."""

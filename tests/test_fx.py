@@ -17,6 +17,7 @@ from functors import draw, functor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import fuser
 from fuser.fx import FusionModule, FusionPass, fuse_graph
@@ -284,6 +285,13 @@ def test_copies(x: torch.Tensor) -> None:
     saved.seek(0)
     assert torch.equal(torch.load(saved, weights_only=False)(x), wanted)
     assert fusions(pickle.loads(pickle.dumps(module)))[0].group == fusions(module)[0].group
+
+
+def test_graphs_of_make_fx_are_pickled(x: torch.Tensor) -> None:
+    module = fuse_graph(make_fx(lambda x: torch.sigmoid(x * 1.5).cumsum(0).relu() + 1)(x))
+    for made in (pickle.loads(pickle.dumps(module)), pickle.loads(pickle.dumps(copy.deepcopy(module)))):
+        assert torch.equal(made(x), module(x))
+        assert [item.group for item in fusions(made)] == [item.group for item in fusions(module)]
 
 
 def test_functor_graphs_are_pickled(x: torch.Tensor) -> None:

@@ -223,3 +223,15 @@ def test_expansions_go_where_nobody_can_tell(name: str) -> None:
             made = node.target(*fx.node.map_arg(node.args, lambda item: item.meta["val"]), **node.kwargs)
             assert str(made) == str(node.meta["val"])
             assert made.stride() == node.meta["val"].stride()
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("mode", ["real", "fake"])
+def test_expansions_beside_what_does_not_say_enough(mode: str) -> None:
+    """make_fx gives values of real tensors a fake mode each, and nodes that a pass adds may say nothing."""
+    x, y = torch.randn(2, 4, 6)
+    module = make_fx(torch.func.grad(lambda x, y: (x * y).relu().sum()), tracing_mode=mode)(x, y)
+    if mode == "fake":
+        del module.graph.find_nodes(op="call_function", target=ATEN.relu.default)[0].meta["val"]
+    wanted = module(x, y)
+    assert torch.equal(fuser.fx.fuse_graph(module)(x, y), wanted)

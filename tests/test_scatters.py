@@ -128,6 +128,22 @@ def test_parts_are_written_in_place(function: Callable[..., Any]) -> None:
         assert not any(node.args[0].op == "placeholder" for node in nodes), "the whole is copied"
 
 
+def test_a_part_that_moves() -> None:
+    """Where it begins is a number of each call, which graphs have as a symbol from the second one on."""
+
+    def step(cache: torch.Tensor, new: torch.Tensor, at: int) -> torch.Tensor:
+        cache[0, :, at : at + 2].copy_(new)
+        return cache[0, :, : at + 2] * 2
+
+    caches = torch.zeros(2, 2, 3, 8, 4)
+    compiled = torch.compile(step, backend="fuser")
+    for at in (0, 2, 5):
+        new = torch.randn(3, 2, 4)
+        made, wanted = (function(cache, new, at) for function, cache in zip((compiled, step), caches, strict=True))
+        assert torch.equal(made, wanted)
+        assert torch.equal(*caches)
+
+
 def inner_of_another(cache: Any, new: Any) -> Any:
     # A scatter into another tensor is what is put into a part.
     inner = ATEN.slice_scatter(torch.zeros_like(cache[:, 1]), new[:, 0], 1, 3, 5)

@@ -158,7 +158,8 @@ def fuser_backend(
             ``{"fuel": int}``: fuse no more groups than that in each graph of Dynamo's, forward and backward together.
 
     What was compiled is kept by AOTAutograd's cache, as Inductor's is (``torch.compiler.config``), but with CUDA
-    graphs, ``autotune`` or ``fuel``. The backward pass is compiled with the forward pass.
+    graphs, ``autotune`` or ``fuel``, and where floats differ from call to call. The backward pass is compiled with the
+    forward pass.
 
     Raises:
         ArgumentError: an unknown mode or option.
@@ -194,6 +195,7 @@ def fuser_backend(
 
     # What is recorded, or depends on what was compiled before, is nothing that another process could use.
     is_kept = all(chosen[name] == OPTIONS[name][0] for name in OPTIONS if name != "numerics") and config.fuel is None
+    is_kept = is_kept and not _takes_floats(graph_module)
     backend = build_backend(compile_as, chosen["numerics"])
     # Both passes are one entry of the cache.
     with (
@@ -208,6 +210,14 @@ def fuser_backend(
     ):
         compiled: Callable[..., Any] = backend(graph_module, example_inputs)
     return compiled
+
+
+def _takes_floats(graph_module: fx.GraphModule) -> bool:
+    # Whether there are symbols for Python's floats. AOTAutograd writes the value of one into its graph where no tensor
+    # can stand for it, and tells Dynamo to compile anew for others; a graph from its cache would be taken for all.
+    graphs = [module.graph for module in graph_module.modules() if isinstance(module, fx.GraphModule)]
+    items = [node for graph in graphs for node in graph.find_nodes(op="call_method", target="item")]
+    return any(isinstance(node.meta.get("example_value"), torch.SymFloat) for node in items)
 
 
 def _keep_saved() -> None:

@@ -45,7 +45,10 @@ def _find_smaller(expanded: fx.Node, order: dict[fx.Node, int]) -> dict[fx.Node,
         own = node.meta.get("val")
         if not _is_pointwise(node) or not isinstance(own, torch.Tensor):
             return None
-        arguments = map_arg((node.args, node.kwargs), lambda item: values.get(item, item.meta["val"]))
+        given = {item: values.get(item, item.meta.get("val")) for item in node.all_input_nodes}
+        if not all(_can_compute(value, item) for item in given.values()):
+            return None
+        arguments = map_arg((node.args, node.kwargs), given.__getitem__)
         with value.fake_mode:
             made = node.target(*arguments[0], **arguments[1])  # type: ignore[operator]
         if made.dtype is not own.dtype:
@@ -56,6 +59,12 @@ def _find_smaller(expanded: fx.Node, order: dict[fx.Node, int]) -> dict[fx.Node,
             waiting.update(node.users)
     del values[expanded]
     return values
+
+
+def _can_compute(value: torch._subclasses.FakeTensor, other: object) -> bool:
+    # make_fx gives each value of real tensors a mode of its own.
+    is_number = isinstance(other, int | float | torch.SymInt | torch.SymFloat)
+    return is_number or getattr(other, "fake_mode", None) is value.fake_mode
 
 
 def _is_pointwise(node: fx.Node) -> bool:

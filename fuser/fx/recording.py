@@ -33,7 +33,8 @@ class RecordedGraph:
 def record_graphs(compiled: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[RecordedGraph]:
     """Compile a function once more, as its options say, run it, and return its graphs in the order of compilation."""
     found: list[RecordedGraph] = []
-    numerics = read_options(**_find_options(compiled))["numerics"]
+    context = _find_context(compiled)
+    numerics, dynamic = read_options(**_find_options(context))["numerics"], getattr(context, "_dynamic", None)
 
     def compile_as(kind: str) -> Callable[..., Any]:
         def compile_pass(graph: fx.GraphModule, _: Any) -> Callable[[list[Any]], Any]:
@@ -46,7 +47,7 @@ def record_graphs(compiled: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
         return compile_pass
 
     function: Any = innermost_fn(getattr(compiled, "_orig_mod", compiled))
-    again: Any = torch.compile(function, backend=build_backend(compile_as, numerics))
+    again: Any = torch.compile(function, backend=build_backend(compile_as, numerics), dynamic=dynamic)
     # It counts as one more compilation of the same code. The backward pass is compiled at once.
     limits = torch._dynamo.config.patch(recompile_limit=1 << 16, accumulated_recompile_limit=1 << 16)
     with limits, functorch_config.patch(force_non_lazy_backward_lowering=True):
@@ -54,11 +55,16 @@ def record_graphs(compiled: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
     return found
 
 
-def _find_options(compiled: Any) -> dict[str, Any]:
-    # What torch.compile was given lies several wrappers below what it returned.
+def _find_context(compiled: Any) -> Any:
+    # What torch.compile was given; of a module it is an attribute, of a function in its closure.
     cells = [cell.cell_contents for cell in getattr(compiled, "__closure__", None) or ()]
     context = getattr(compiled, "dynamo_ctx", None)
-    found: Any = context or next((item for item in cells if isinstance(item, OptimizeContext)), None)
+    return context or next((item for item in cells if isinstance(item, OptimizeContext)), None)
+
+
+def _find_options(context: Any) -> dict[str, Any]:
+    # They lie several wrappers below.
+    found = context
     while found is not None and not isinstance(found, torch._TorchCompileWrapper):
         found = getattr(found, "callback", None) or getattr(found, "_torchdynamo_orig_backend", None)
     given = getattr(found, "kwargs", {})

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fuser.fx.nodes import IS_WRITTEN, is_barrier, is_fresh, may_alias
+from fuser.fx.nodes import IS_WRITTEN, add_call, is_barrier, is_fresh, may_alias
 
 __all__ = ["mark_scatters", "write_scatters_in_place"]
 
@@ -123,7 +123,5 @@ def _written(node: fx.Node) -> Any:
 def _write_part(graph: fx.Graph, target: fx.Node, node: fx.Node) -> None:
     for item in _parts(node):
         if item.target in _VIEWS:
-            value = target.meta["val"]
-            target = graph.call_function(_VIEWS[item.target], (target, *item.args[2:]), item.kwargs)
-            target.meta["val"] = _VIEWS[item.target](value, *item.args[2:], **item.kwargs)
+            target = add_call(graph, _VIEWS[item.target], target, *item.args[2:], **item.kwargs)
     graph.call_function(_ATEN.copy_.default, (target, _written(node)))

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.experimental.proxy_tensor import PythonKeyTracer
 from torch.fx.node import map_arg
 
 from fuser import log
@@ -165,6 +166,9 @@ class Substitution:
         for node in reversed(self.graph.nodes):
             if node in inside or (node in self.remade and not node.users):
                 self.graph.erase_node(node)
+        if self.graph._tracer_cls is not None and issubclass(self.graph._tracer_cls, PythonKeyTracer):
+            # The tracer of make_fx, which reads the module again from a pickle, would look into the fusion nodes.
+            self.graph._tracer_cls = self.module._tracer_cls = None
 
 
 def sort_graph(graph: fx.Graph) -> None:

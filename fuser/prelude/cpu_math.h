@@ -92,6 +92,16 @@ template <typename T> FUSER_INLINE T fuser_multiply_add(T x, T y, T z) {
   return z + x * y;
 }
 
+//@ fuser_negate
+// In ops of torch's: of -fma(x, y, z), which the group before may have made, g++ 12 makes -(x * y) - z, whose zeros have
+// another sign.
+template <typename T> FUSER_INLINE T fuser_negate(T x) {
+  if constexpr (std::is_same_v<T, float>) return fuser_bit_cast<float>(fuser_bit_cast<unsigned>(x) ^ 1u << 31);
+  if constexpr (std::is_same_v<T, double>)
+    return fuser_bit_cast<double>(fuser_bit_cast<unsigned long long>(x) ^ 1ull << 63);
+  return -x;
+}
+
 //@ copysign copysignf
 FUSER_INLINE float copysignf(float x, float y) { return __builtin_copysignf(x, y); }
 FUSER_INLINE float copysign(float x, float y) { return __builtin_copysignf(x, y); }
