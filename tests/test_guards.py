@@ -237,6 +237,7 @@ def test_a_list_is_one_launch_and_keeps_no_numbers(x: torch.Tensor, monkeypatch:
 
 # --- globals and closures -----------------------------------------------------------------------------------------
 FACTOR: Any = 2.0
+MISSING: Any
 FLAG: Any = True
 WEIGHT: Any = torch.full((9,), 2.0)
 CONFIG: Any = {"factor": 2.0, "inner": {"flag": True}, "steps": [1.0, 2.0]}
@@ -250,6 +251,21 @@ class Settings:
 
 
 SETTINGS: Any = Settings(inner=Settings())
+
+
+class FactorKind(type):
+    factor: Any = 2.0
+
+
+class Scales(metaclass=FactorKind):
+    scale: Any = 2.0
+
+
+class Hides(Scales):
+    pass
+
+
+HIDES: Any = Hides()
 MODULE = types.ModuleType("some_settings")
 MODULE.factor = 2.0  # type: ignore[attr-defined]
 
@@ -260,6 +276,24 @@ def helper(x: Any) -> Any:
 
 def other_helper(x: Any) -> Any:
     return x - 7
+
+
+def offset(x: Any) -> Any:
+    return x + 3
+
+
+def scale_if_there_is_one(x: Any) -> Any:
+    try:
+        return x * HIDES.missing
+    except AttributeError:
+        return x + 1
+
+
+def factor_if_there_is_one(x: Any) -> Any:
+    try:
+        return x * MISSING
+    except NameError:
+        return x + 1
 
 
 def default(x: Any, options: Any = CONFIG["inner"]) -> Any:
@@ -302,6 +336,26 @@ READS: dict[str, tuple[Callable[..., Any], Callable[[pytest.MonkeyPatch], Any]]]
         lambda patch: patch.setattr(SETTINGS, "factor", 3.0),
     ),
     "class": (lambda x: x * Holder.factor, lambda patch: patch.setattr(Holder, "factor", 3.0)),
+    "hidden by a class": (
+        lambda x: x * HIDES.scale,
+        lambda patch: patch.setattr(Hides, "scale", 3.0, raising=False),
+    ),
+    "hasattr": (
+        lambda x: x * 2 if hasattr(HIDES, "missing") else x,
+        lambda patch: patch.setattr(Hides, "missing", 3.0, raising=False),
+    ),
+    "getattr or else": (
+        lambda x: x * getattr(HIDES, "missing", 2.0),
+        lambda patch: patch.setattr(HIDES, "missing", 3.0, raising=False),
+    ),
+    "AttributeError": (
+        scale_if_there_is_one,
+        lambda patch: patch.setattr(HIDES, "missing", 3.0, raising=False),
+    ),
+    "NameError": (factor_if_there_is_one, lambda patch: patch.setitem(globals(), "MISSING", 3.0)),
+    "metaclass": (lambda x: x * Hides.factor, lambda patch: patch.setattr(FactorKind, "factor", 3.0)),
+    "code": (lambda x: offset(x), lambda patch: patch.setattr(offset, "__code__", other_helper.__code__)),
+    "defaults": (lambda x: default(x), lambda patch: patch.setattr(default, "__defaults__", ({"flag": False},))),
     "module": (lambda x: x * MODULE.factor, lambda patch: patch.setattr(MODULE, "factor", 3.0)),
     "builtin": (lambda x: x * max(1, 2), lambda patch: patch.setitem(globals(), "max", min)),
     "mode": (lambda x: x * 2 if torch.is_grad_enabled() else x, lambda _: torch.set_grad_enabled(False)),
@@ -787,10 +841,11 @@ def test_what_cannot_change_is_not_asked_in_every_call() -> None:
     x = torch.randn(4)
     assert torch.equal(fused(x), 2 * x)
     guards = find_guards(fused.function)
-    # The closure's variable; neither the fields of a frozen object nor what its class is made of.
-    assert len(guards.attributes) == 1
+    # The closure's variable, and that neither the function's code nor the class is another; not the fields of a
+    # frozen object, nor what its class is made of.
+    assert [name for _, name, _ in guards.attributes] == ["cell_contents", "__code__"]
     assert not guards.reads
-    assert not guards.asked
+    assert [question for question, *_ in guards.asked] == [len]
     held = _Held(3.0, held.functor)
     assert torch.equal(fused(x), 3 * x)
 

@@ -8,7 +8,6 @@ attributes. What belongs to torch, to the standard library or to fuser is compar
 
 from __future__ import annotations
 
-import builtins
 import dis
 import functools
 import sys
@@ -26,8 +25,8 @@ __all__ = ["Guards", "find_guards", "is_same"]
 
 # Values that may be compared by what they say; all others are the same object or not the same.
 _PLAIN = frozenset((bool, int, float, complex, str, bytes))
-# Code with one of these names may read any attribute.
-_ANY_NAME = frozenset(("getattr", "hasattr", "vars", "__dict__", "attrgetter", "__getattribute__"))
+# Code with one of these names may read any attribute, or find that there is none.
+_ANY_NAME = frozenset(("getattr", "hasattr", "vars", "__dict__", "attrgetter", "__getattribute__", "AttributeError"))
 # Modes of torch that code may ask for.
 _MODES: dict[str, Callable[[Any], Any]] = {
     "is_grad_enabled": lambda _: torch.is_grad_enabled(),
@@ -205,6 +204,7 @@ class _GuardFinder:
         elif isinstance(value, type):
             # It may be called.
             self._visit_class(value, {"__new__", "__init__", "__post_init__"})
+            self._visit_class(type(value))
         elif isinstance(value, types.ModuleType):
             if not _is_foreign(value.__name__):
                 self._read_names(vars(value))
@@ -227,6 +227,10 @@ class _GuardFinder:
         self._read_names(vars(function))
         if _is_foreign(str(function.__globals__.get("__name__"))):
             return
+        # Who reloads a module may put new code into the functions that are there, as IPython's autoreload does.
+        for part in ("__code__", "__defaults__", "__kwdefaults__"):
+            if getattr(function, part) is not None:
+                self._ask_attribute(function, part)
         self._owners[id(function.__globals__)] = function.__globals__, dict(function.__globals__)
         codes = [function.__code__]
         while codes:
@@ -244,7 +248,7 @@ class _GuardFinder:
     def _read_global(self, held: dict[str, Any], name: str) -> None:
         if name in held:
             self._read(held, name)
-        elif hasattr(builtins, name):
+        else:
             self._note_absence(held, name)
 
     def _read(self, held: dict[Any, Any], key: Any) -> None:
@@ -272,13 +276,22 @@ class _GuardFinder:
 
     def _read_names(self, held: dict[str, Any]) -> None:
         self._owners[id(held)] = held, dict(held)
-        for name in self.names.intersection(held) if _ANY_NAME.isdisjoint(self.names) else list(held):
+        if _ANY_NAME.isdisjoint(self.names):
+            named: Iterable[str] = self.names.intersection(held)
+        else:
+            named = list(held)
+            self._ask(len, held)
+        for name in named:
             self._read(held, name)
 
     def _visit_class(self, kind: type, special: Collection[str] = ()) -> None:
         for base in kind.__mro__:
             if _is_foreign(base.__module__):
                 continue
+            if (base, "__dict__") not in self._of_classes:
+                # What is new in a class may hide what its bases have, or answer ``hasattr``.
+                self._of_classes.add((base, "__dict__"))
+                self._ask(len, vars(base))
             # Special methods are called without being named.
             for name, value in vars(base).items():
                 if isinstance(value, types.MemberDescriptorType) or _is_written_by_dataclass(base, name, value):
