@@ -163,6 +163,54 @@ def test_what_control_flow_asks_of_a_tensor_is_asked_again(name: str) -> None:
     check(TENSORS[name], *((value,) for value in values))
 
 
+def _with_gradient() -> torch.Tensor:
+    x = torch.ones(4, requires_grad=True)
+    x.grad = torch.full((4,), 3.0)
+    return x
+
+
+# Functions, and tensors that are alike but for what they ask.
+OBJECTS: dict[str, tuple[Callable[..., Any], tuple[Callable[[], Any], ...]]] = {
+    "grad": (
+        lambda x: x * 2 if x.grad is None else x + x.grad,
+        (lambda: torch.ones(4, requires_grad=True), _with_gradient),
+    ),
+    "grad_fn": (
+        lambda x: x * 2 if x.grad_fn is None else x,
+        (lambda: torch.ones(4, requires_grad=True), lambda: torch.ones(4, requires_grad=True) * 1),
+    ),
+    "is_leaf": (
+        lambda x: x * 2 if x.is_leaf else x,
+        (lambda: torch.ones(4, requires_grad=True), lambda: torch.ones(4, requires_grad=True) * 1),
+    ),
+    "_base": (lambda x: x * 2 if x._base is None else x, (lambda: torch.ones(4), lambda: torch.ones(5)[:4])),
+    "storage_offset": (lambda x: x * x.storage_offset(), (lambda: torch.ones(8)[4:], lambda: torch.ones(4))),
+    "data_ptr": (lambda x: x * 2 if x.data_ptr() == WEIGHT.data_ptr() else x, (lambda: torch.ones(9), lambda: WEIGHT)),
+    "storage": (
+        lambda x: x * 2 if x.untyped_storage().data_ptr() == WEIGHT.untyped_storage().data_ptr() else x,
+        (lambda: torch.ones(9), lambda: WEIGHT),
+    ),
+    "is_set_to": (lambda x: x * 2 if x.is_set_to(WEIGHT) else x, (lambda: torch.ones(9), lambda: WEIGHT)),
+    "is_shared": (
+        lambda x: x * 2 if x.is_shared() else x,
+        (lambda: torch.ones(4), lambda: torch.ones(4).share_memory_()),
+    ),
+    "_version": (lambda x: x * x._version, (lambda: torch.ones(4), lambda: torch.ones(4).mul_(2))),
+}
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_what_control_flow_asks_of_an_object_is_asked_again(name: str) -> None:
+    function, values = OBJECTS[name]
+    check(function, *((value(),) for value in (*values, values[0])))
+    check(function, *((value(),) for value in reversed(values)))
+
+
+def test_the_memory_of_what_is_computed_cannot_be_asked_for(x: torch.Tensor) -> None:
+    with pytest.raises(TracingError):
+        fuser.fuse(lambda x: x * 2 if x.relu().data_ptr() == x.data_ptr() else x)(x)
+
+
 def test_ndim_of_another_tensor() -> None:
     check(TENSORS["ndim"], (torch.ones(3),), (torch.ones(3, 4),), (torch.ones(2, 3, 4),))
 

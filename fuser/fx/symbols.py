@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from fuser.errors import TracingError
-from fuser.fx.examples import is_kind_question
+from fuser.fx.examples import is_kind_question, is_none
 from fuser.ops import IS_NUMBER
 
 __all__ = ["IN_PLACE", "Symbol", "is_symbol", "is_tensor"]
@@ -37,6 +37,10 @@ class Symbol(fx.Proxy):
         if not hasattr(torch.Tensor, name) or self.node.meta.get(IS_NUMBER):
             self.tracer.check_attribute(self, name)
         found = _SymbolAttribute(self, name)
+        if name in _MAY_BE_NONE and self.tracer.examples is not None:
+            # A symbol cannot be asked whether it ``is`` None.
+            asked = self.tracer.create_proxy("call_function", is_none, (self, name), {})
+            return None if self.tracer.settle_if_known(asked) is True else found
         return self.tracer.settle_if_known(found) if is_kind_question(name) and _is_property(name) else found
 
     @property  # type: ignore[misc]
@@ -110,6 +114,10 @@ class Symbol(fx.Proxy):
 
     def __setitem__(self, slot: Any, value: Any) -> None:
         self.tracer.create_proxy("call_function", operator.setitem, (self, slot, value), {})
+
+
+# Attributes that most tensors have not, as None says.
+_MAY_BE_NONE = frozenset(("grad", "grad_fn", "_base"))
 
 
 class _SymbolAttribute(Symbol, fx.proxy.Attribute):
