@@ -485,6 +485,41 @@ def test_a_random_draw_is_made_in_every_call(x: torch.Tensor) -> None:
     assert torch.equal(second, torch.relu(x) + torch.rand(9))
 
 
+GENERATOR: Any = torch.Generator()
+
+
+def test_generators_draw_in_every_call(x: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    def noisy(x: Any) -> Any:
+        drawn = torch.rand(x.shape, generator=GENERATOR) - torch.rand(x.shape, generator=torch.default_generator)
+        return drawn * x, torch.relu(x).bernoulli(0.5, generator=GENERATOR)
+
+    fused = fuser.fuse(noisy)
+    for generator in (GENERATOR, torch.Generator()):
+        monkeypatch.setitem(globals(), "GENERATOR", generator)
+        results = []
+        for function in (fused, noisy):
+            generator.manual_seed(3)
+            torch.manual_seed(4)
+            results.append([function(x) for _ in range(3)])
+        for got, wanted in zip(*results, strict=True):
+            assert all(map(torch.equal, got, wanted))
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda x: torch.rand(x.shape, generator=GENERATOR.manual_seed(1)), "seeded"),
+        (lambda x: (torch.manual_seed(1), torch.rand(x.shape))[1], "seeded"),
+        (lambda x: torch.rand(x.shape, generator=torch.Generator().manual_seed(1)), "made in the function"),
+    ],
+)
+def test_what_later_calls_would_not_seed_is_refused(function: Any, reason: str, x: torch.Tensor) -> None:
+    torch.manual_seed(2)
+    GENERATOR.manual_seed(2)
+    with pytest.raises(TracingError, match=reason):
+        fuser.fuse(function)(x)
+
+
 def test_a_tensor_made_on_the_way_is_new_in_every_call(x: torch.Tensor) -> None:
     def function(x: Any) -> Any:
         total = torch.zeros(9)

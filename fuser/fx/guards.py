@@ -103,6 +103,11 @@ class Guards:
         rest = tuple(item for item in self.reads if type(item[0]) is not dict or type(item[1]) is not str)
         return tuple(named), Guards(rest, (), self.asked)
 
+    def find_generators(self) -> list[torch.Generator]:
+        """Return the random number generators that were found, torch's own among them."""
+        found = [value for *_, value in (*self.reads, *self.attributes, *self.asked) if type(value) is torch.Generator]
+        return [torch.default_generator, *found]
+
     def find_changed(self) -> str:
         """Return the first key whose value is another one now; empty if it has no name."""
         return next((str(key) for held, key, value in self.reads if not is_same(held.get(key), value)), "")

@@ -126,6 +126,7 @@ class _Tracer(fx.Tracer):
         self._names = names
         self._modes = _find_modes()
         self.examples: Examples | None = None
+        self._generators: Sequence[torch.Generator] = ()
         # Whether what is known of the arguments of the module that is called is all that it may ask.
         self._knows_arguments = False
         # Nodes whose values Python asked for.
@@ -146,6 +147,8 @@ class _Tracer(fx.Tracer):
     def run(self, guards: Guards) -> fx.Graph:
         """Trace; a module's buffers are left as they were: ``self.count += 1`` would put a proxy there."""
         plain: Any = inspect.unwrap(self._function)
+        self._generators = guards.find_generators()
+        seeds = [item.initial_seed() for item in self._generators]
         try:
             with Intercept(self), builtins_ask_symbols(guards), math_takes_symbols():
                 graph = self.trace(getattr(plain, "__func__", plain))
@@ -153,6 +156,8 @@ class _Tracer(fx.Tracer):
                 found: Any = module._buffers[name]
                 if is_symbol(found) and _written(found.node).op != "get_attr":
                     raise TracingError(f"fuse cannot trace that the buffer {name!r} becomes another tensor")
+            if [item.initial_seed() for item in self._generators] != seeds:
+                raise TracingError("fuse cannot trace that a generator is seeded: later calls would not do it")
         finally:
             for (_, name), (module, before) in self._buffers.items():
                 module._buffers[name] = before
@@ -241,6 +246,12 @@ class _Tracer(fx.Tracer):
             return a.node
         if isinstance(a, torch.Tensor):
             return self.hold(a).node
+        if isinstance(a, torch.Generator):
+            if not any(a is item for item in self._generators):
+                raise TracingError(
+                    "later calls would go on with a generator that is made in the function: make it outside"
+                )
+            return self.hold(a).node
         return super().create_arg(plain_number(a))
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, fx.Proxy]) -> Any:  # noqa: ARG002
@@ -272,8 +283,8 @@ class _Tracer(fx.Tracer):
             if buffer is not None and is_tensor(buffer):
                 self._buffers.setdefault((id(module), name), (module, buffer))
 
-    def hold(self, tensor: torch.Tensor) -> Symbol:
-        """Return the symbol of a tensor that is no argument; the graph reads it when it runs."""
+    def hold(self, tensor: torch.Tensor | torch.Generator) -> Symbol:
+        """Return the symbol of a tensor, or a generator, that is no argument; the graph reads it when it runs."""
         if id(tensor) not in self._held:
             path = self._paths.setdefault(id(tensor), f"_tensor_{len(self.targets)}")
             self.targets[path] = tensor
