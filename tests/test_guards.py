@@ -864,6 +864,10 @@ def nested(x: Any) -> Any:
     return branches(x + 1)
 
 
+def transforms(x: Any) -> Any:
+    return torch.func.vmap(torch.relu)(x)  # the transform
+
+
 ERRORS = {
     branches: ("torch.where", "the branch"),
     converts: ("the tensor itself", "the conversion"),
@@ -871,6 +875,7 @@ ERRORS = {
     iterates: ("unbind", "the loop"),
     ranges: ("index or a count", "the range"),
     nested: ("torch.where", "the branch"),
+    transforms: ("cannot trace this", "the transform"),
 }
 
 

@@ -389,7 +389,7 @@ def _is_of_tracing(error: Exception) -> bool:
     if isinstance(error, fx.proxy.TraceError | NotImplementedError):
         return True
     return isinstance(error, TypeError | RuntimeError | ValueError | AttributeError) and any(
-        word in str(error) for word in ("Proxy", "got Symbol", "_SymbolAttribute", "symbolic")
+        word in str(error) for word in ("Proxy", "got Symbol", "symbols.Symbol", "_SymbolAttribute", "symbolic")
     )
 
 
