@@ -195,6 +195,14 @@ OBJECTS: dict[str, tuple[Callable[..., Any], tuple[Callable[[], Any], ...]]] = {
         lambda x: x * 2 if x.is_shared() else x,
         (lambda: torch.ones(4), lambda: torch.ones(4).share_memory_()),
     ),
+    "isinstance": (
+        lambda x: x * 2 if isinstance(x, torch.nn.Parameter) else x,
+        (lambda: torch.ones(4, requires_grad=True), lambda: torch.nn.Parameter(torch.ones(4))),
+    ),
+    "type": (
+        lambda x: x * 2 if type(x) is torch.Tensor else x,
+        (lambda: torch.ones(4, requires_grad=True), lambda: torch.nn.Parameter(torch.ones(4))),
+    ),
     "_version": (lambda x: x * x._version, (lambda: torch.ones(4), lambda: torch.ones(4).mul_(2))),
 }
 

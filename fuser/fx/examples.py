@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from fuser.errors import TracingError
 
-__all__ = ["Examples", "Facts", "find_facts", "is_kind_question", "is_none"]
+__all__ = ["Examples", "Facts", "find_facts", "find_kind", "is_kind_question", "is_none"]
 
 # Questions about a tensor whose answers are no numbers to calculate with.
 _KIND_QUESTIONS = frozenset(
@@ -27,8 +27,10 @@ _KIND_QUESTIONS = frozenset(
     "is_complex is_signed get_device is_conj is_neg element_size".split()
 )
 _DIM_QUESTIONS = frozenset(("ndim", "dim", "ndimension"))
-# Questions about memory, which fake tensors have not.
-_MEMORY_QUESTIONS = frozenset("data_ptr untyped_storage storage is_set_to is_shared is_pinned _version".split())
+# Questions about the object and its memory, which fake tensors have not.
+_OBJECT_QUESTIONS = frozenset(
+    "data_ptr untyped_storage storage is_set_to is_shared is_pinned _version find_kind".split()
+)
 # What else is the same for all tensors of a kind, shape and strides.
 _LAYOUT_QUESTIONS = frozenset(
     "shape size stride numel nelement is_contiguous nbytes itemsize len suggest_memory_format".split()
@@ -43,6 +45,11 @@ def is_kind_question(name: str) -> bool:
 def is_none(value: Any, name: str) -> bool:
     """Whether an attribute is None."""
     return getattr(value, name) is None
+
+
+def find_kind(value: Any) -> type:
+    """Return the class of a tensor; a fake one stands for a plain one."""
+    return torch.Tensor if isinstance(value, torch._subclasses.FakeTensor) else type(value)
 
 
 class Unknown:
@@ -100,8 +107,8 @@ class Examples:
         if any(isinstance(self._known[source], Unknown) for source in node.all_input_nodes):
             return Unknown()
         tensors = [source for source in node.all_input_nodes if isinstance(self._known[source], torch.Tensor)]
-        if tensors and _name_question(node) in _MEMORY_QUESTIONS:
-            # What is computed has no memory yet.
+        if tensors and _name_question(node) in _OBJECT_QUESTIONS:
+            # What is computed is nowhere yet.
             if not all(source in self._given_tensors for source in tensors):
                 return Unknown()
             with torch._subclasses.fake_tensor.unset_fake_temporarily():

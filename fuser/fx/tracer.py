@@ -28,7 +28,7 @@ from fuser import errors
 from fuser.dtypes import plain_number
 from fuser.errors import FuserError, TracingError
 from fuser.fx.arguments import NUMBER, Key, is_as_given, name_leaves, rebuild
-from fuser.fx.examples import Examples, Facts, Unknown, find_facts
+from fuser.fx.examples import Examples, Facts, Unknown, find_facts, find_kind
 from fuser.fx.finished import finish_graph
 from fuser.fx.guards import Guards, find_guards
 from fuser.fx.intercept import MATH, Intercept, builtins_ask_symbols, math_takes_symbols
@@ -324,17 +324,18 @@ class _Tracer(fx.Tracer):
     def has_elements(value: Any) -> bool:
         return isinstance(value, torch.Tensor | Unknown)
 
-    def find_class(self, proxy: Symbol) -> type:
-        """Return the class that ``isinstance`` sees."""
+    def find_class(self, proxy: Symbol, kinds: Any = ()) -> type:
+        """Return the class that ``isinstance`` sees; if all tensors are of these kinds, just ``torch.Tensor``."""
         node = proxy.node
         if node.op == "get_attr":
             return type(self.targets[str(node.target)])
         if self.examples is None:
             return fx.Proxy if node.meta.get(IS_NUMBER) or is_size(node) else torch.Tensor
         value = self.examples.find(node)
-        if self.has_elements(value):
+        is_given = node.op == "placeholder" and isinstance(value, torch.Tensor)
+        if self.has_elements(value) and (not is_given or issubclass(torch.Tensor, kinds)):
             return torch.Tensor
-        kind: Any = self.create_proxy("call_function", type, (proxy,), {})
+        kind: Any = self.create_proxy("call_function", find_kind if is_given else type, (proxy,), {})
         settled: type = self.settle(kind, "type()", "a number")
         return settled
 
