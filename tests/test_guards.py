@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import enum
 import pickle
@@ -322,6 +323,14 @@ class Hides(Scales):
 
 
 HIDES: Any = Hides()
+
+
+class Table(dict[str, Any]):
+    scale: Any = 2.0
+
+
+TABLE: Any = Table(factor=2.0)
+QUEUE: Any = collections.deque([1.0, 2.0])
 MODULE = types.ModuleType("some_settings")
 MODULE.factor = 2.0  # type: ignore[attr-defined]
 
@@ -409,6 +418,12 @@ READS: dict[str, tuple[Callable[..., Any], Callable[[pytest.MonkeyPatch], Any]]]
         lambda patch: patch.setattr(HIDES, "missing", 3.0, raising=False),
     ),
     "NameError": (factor_if_there_is_one, lambda patch: patch.setitem(globals(), "MISSING", 3.0)),
+    "class of a dict": (lambda x: x * TABLE.scale, lambda patch: patch.setattr(Table, "scale", 3.0)),
+    "attribute of a dict": (
+        lambda x: x * TABLE["factor"] * TABLE.scale,
+        lambda patch: patch.setattr(TABLE, "scale", 3.0),
+    ),
+    "deque": (lambda x: x * QUEUE[0], lambda _: QUEUE.rotate()),
     "metaclass": (lambda x: x * Hides.factor, lambda patch: patch.setattr(FactorKind, "factor", 3.0)),
     "code": (lambda x: offset(x), lambda patch: patch.setattr(offset, "__code__", other_helper.__code__)),
     "defaults": (lambda x: default(x), lambda patch: patch.setattr(default, "__defaults__", ({"flag": False},))),
@@ -568,6 +583,11 @@ def makes_global(x: Any) -> Any:
     return x * 2
 
 
+def queues(x: Any) -> Any:
+    QUEUE.append(x)
+    return x
+
+
 def appends(x: Any) -> Any:
     KEPT.append(x)
     return x * 2
@@ -603,6 +623,7 @@ def test_no_symbol_stays_where_a_function_puts_one(x: torch.Tensor) -> None:
     for function, name in (
         (makes_global, "'FRESH'"),
         (appends, "'a list'"),
+        (queues, "'a list'"),
         (names, "'x'"),
         (keeper, "'last'"),
         (rebinds, "'a variable of the function around it'"),
@@ -612,7 +633,7 @@ def test_no_symbol_stays_where_a_function_puts_one(x: torch.Tensor) -> None:
             with pytest.raises(TracingError, match=rf"\(\) changes {name}"):
                 fuser.fuse(function)(x)
     assert "FRESH" not in globals()
-    assert (KEPT, NAMED, kept) == ([], {}, 1.0)
+    assert (KEPT, NAMED, kept, sorted(QUEUE)) == ([], {}, 1.0, [1.0, 2.0])
     assert not hasattr(keeper, "last")
 
 

@@ -12,6 +12,7 @@ import dis
 import functools
 import sys
 import types
+from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -63,7 +64,7 @@ class Guards:
     attributes: tuple[tuple[Any, str, Any], ...] = ()
     # Function of one argument, the argument, what it returned.
     asked: tuple[tuple[Callable[[Any], Any], Any, Any], ...] = ()
-    # Dicts and lists that code can put values into, and copies of before; while the function is traced.
+    # Dicts, lists and deques that code can put values into, and copies of before; while the function is traced.
     owners: tuple[tuple[Any, Any], ...] = ()
 
     def holds(self) -> bool:
@@ -128,7 +129,9 @@ class Guards:
                     else:
                         del owner[key]
             elif any(map(is_proxy, owner)):
-                found, owner[:] = found or "a list", before
+                found = found or "a list"
+                owner.clear()
+                owner.extend(before)
         for subject, name, value in self.attributes:
             if is_proxy(getattr(subject, name, None)):
                 found = found or ("a variable of the function around it" if name == "cell_contents" else name)
@@ -215,8 +218,10 @@ class _GuardFinder:
                 self._read_names(vars(value))
         elif isinstance(value, torch.nn.Module):
             self._visit_module(value)
-        elif isinstance(value, list | tuple | dict | set | frozenset):
+        elif isinstance(value, list | tuple | dict | set | frozenset | deque):
             self._visit_container(value)
+            if not _is_foreign(type(value).__module__):
+                self._visit_object(value)
         else:
             self._visit_object(value)
 
@@ -335,13 +340,13 @@ class _GuardFinder:
                         self._note_absence(held, name)
 
     def _visit_container(self, value: Any) -> None:
-        if isinstance(value, dict | list):
+        if isinstance(value, dict | list | deque):
             self._owners[id(value)] = value, value.copy()
         if isinstance(value, dict):
             self._ask(len, value)
             for key in value:
                 self._read(value, key)
-        elif isinstance(value, list):
+        elif isinstance(value, list | deque):
             self._ask(len, value)
             for slot in range(len(value)):
                 self._ask(value.__getitem__, slot)
