@@ -283,6 +283,36 @@ def test_containers_of_tensors(x: torch.Tensor) -> None:
         assert got["given"][0] is x
 
 
+@dataclass
+class Output(collections.OrderedDict[str, Any]):
+    values: Any
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        self["values"] = self.values
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: collections.OrderedDict(b=x * 2, a=[x + 1]),
+        lambda x: [Output(x * 2, count=3), {"inner": Output({"x": x})}],
+        lambda x: {x.shape[0]: x * 2, x.shape[1]: x},
+    ],
+)
+def test_dicts_that_are_made_keep_their_class_and_keys(function: Callable[[Any], Any], x: torch.Tensor) -> None:
+    fused = fuser.fuse(function)
+    for argument in (x, x.t(), x):
+        got, wanted = fused(argument), function(argument)
+        assert repr(got) == repr(wanted)
+        assert type(got) is type(wanted)
+
+
+def test_a_dict_of_another_class_is_refused(x: torch.Tensor) -> None:
+    with pytest.raises(TracingError, match="cannot make a Counter in a graph"):
+        fuser.fuse(lambda x: collections.Counter(a=x))(x)
+
+
 def test_a_list_is_one_launch_and_keeps_no_numbers(x: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     fused = fuser.fuse(lambda items: axpy(items[0], items[1], alpha=items[2]))
     fused([x, x, 2.0])

@@ -12,8 +12,9 @@ import inspect
 import linecache
 import os
 import types
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 from torch import fx
 from torch._prims_common import suggest_memory_format
 from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx.immutable_collections import immutable_dict
 from torch.utils import _pytree as pytree
 
 from fuser import errors
@@ -252,7 +254,19 @@ class _Tracer(fx.Tracer):
                     "later calls would go on with a generator that is made in the function: make it outside"
                 )
             return self.hold(a).node
-        return super().create_arg(plain_number(a))
+        return self._create_dict(a) if isinstance(a, dict) else super().create_arg(plain_number(a))
+
+    def _create_dict(self, given: Any) -> Any:
+        # fx makes a plain dict of whatever is one, and takes no symbols as keys.
+        items = {self.settle(key, "a key", "a number") if is_symbol(key) else key: x for key, x in given.items()}
+        if type(given) in {dict, immutable_dict}:
+            return super().create_arg(items)
+        if type(given) is OrderedDict:
+            return self.create_proxy("call_function", OrderedDict, (items,), {}).node
+        if is_dataclass(given):
+            fields_given = {item.name: getattr(given, item.name) for item in fields(given)}
+            return self.create_proxy("call_function", type(given), (), fields_given).node
+        raise TracingError(f"fuse cannot make a {type(given).__name__} in a graph: make a dict")
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, fx.Proxy]) -> Any:  # noqa: ARG002
         return self.hold(attr_val) if is_tensor(attr_val) else attr_val
