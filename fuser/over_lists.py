@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, overload
 
 import torch
 
@@ -27,6 +27,22 @@ from fuser.list_record import ListCall, ListTarget
 __all__ = ["foreach"]
 
 
+@overload
+def foreach(
+    fn: JitFunction[torch.Tensor] | FusedFunction[..., torch.Tensor],
+    /,
+    *tensor_lists: Any,
+    out: Any = None,
+    **scalars: Any,
+) -> list[torch.Tensor]: ...
+@overload
+def foreach(
+    fn: JitFunction[tuple[torch.Tensor, ...]], /, *tensor_lists: Any, out: Any = None, **scalars: Any
+) -> tuple[list[torch.Tensor], ...]: ...
+@overload
+def foreach(
+    fn: JitFunction | FusedFunction[..., Any], /, *tensor_lists: Any, out: Any = None, **scalars: Any
+) -> Any: ...
 @shows_users_frames
 def foreach(fn: JitFunction | FusedFunction, /, *tensor_lists: Any, out: Any = None, **scalars: Any) -> Any:
     """Apply a functor to lists of tensors: ``[fn(*items) for items in zip(*tensor_lists)]`` in a few launches.

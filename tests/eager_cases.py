@@ -394,6 +394,18 @@ CONSTRUCTS: tuple[Construct, ...] = (
         "template <typename T> struct Two { T a; T b; }; template <typename T> Two<T> both(T v) { return {v * "
         "v, v + T(1)}; }",
     ),
+    one(
+        "constructor_in_its_struct",
+        "V<T> p(x, T(1)); V<T> q = p.plus(V<T>(T(2), x)); return q.a * q.b;",
+        "template <typename T> struct V { T a, b; V(T p, T q) : a(p), b(q) {} "
+        "V plus(const V& o) const { return V(a + o.a, b + o.b); } };",
+    ),
+    one(
+        "limits_by_another_name",
+        "using L = std::numeric_limits<T>; return x < Lim<T>::max() ? x * x + T(F::digits) : L::lowest();",
+        "template <typename T> using Lim = std::numeric_limits<T>; typedef std::numeric_limits<float> F;",
+    ),
+    one("attributes", "if (x > T(0)) [[likely]] return x * x; else [[unlikely]] { return x + T(1); }"),
     # Macros and text
     one(
         "macros",

@@ -237,6 +237,8 @@ def test_bad_creation(args: tuple[Any, ...], options: dict[str, Any], kind: type
         (3, "fuse takes a Python function or a module, got a value of type int"),
         (torch.nn.SiLU, "fuse takes a Python function or a module, got the class SiLU: give an instance, or a method"),
         (torch.sin, "fuse takes a Python function or a module, got sin; wrap it: lambda x: sin(x)"),
+        (classmethod(ones), "fuse takes the function below @classmethod: write @classmethod above @fuser.fuse"),
+        (staticmethod(ones), "fuse takes the function below @staticmethod: write @staticmethod above @fuser.fuse"),
     ],
 )
 def test_what_cannot_be_fused(item: Any, message: str) -> None:

@@ -306,10 +306,10 @@ def test_groups_keep_their_numerics() -> None:
 
 
 def test_a_call_that_keeps_torchs_kernel_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU strict variances are torch's: a group that holds one is cut around it, once for each size."""
+    """On a CPU strict norms are torch's: a group that holds one is cut around it, once for each size."""
 
     def step(x: torch.Tensor) -> torch.Tensor:
-        return torch.ops.aten.var.correction(x.abs() + 1, [1])
+        return torch.ops.aten.linalg_vector_norm.default(x.abs() + 1, 2, [1])
 
     traced = fx.symbolic_trace(step)
     fuser.fx.FusionPass(device_type="cuda")(traced)

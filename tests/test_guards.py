@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import enum
 import pickle
@@ -163,6 +164,62 @@ def test_what_control_flow_asks_of_a_tensor_is_asked_again(name: str) -> None:
     check(TENSORS[name], *((value,) for value in values))
 
 
+def _with_gradient() -> torch.Tensor:
+    x = torch.ones(4, requires_grad=True)
+    x.grad = torch.full((4,), 3.0)
+    return x
+
+
+# Functions, and tensors that are alike but for what they ask.
+OBJECTS: dict[str, tuple[Callable[..., Any], tuple[Callable[[], Any], ...]]] = {
+    "grad": (
+        lambda x: x * 2 if x.grad is None else x + x.grad,
+        (lambda: torch.ones(4, requires_grad=True), _with_gradient),
+    ),
+    "grad_fn": (
+        lambda x: x * 2 if x.grad_fn is None else x,
+        (lambda: torch.ones(4, requires_grad=True), lambda: torch.ones(4, requires_grad=True) * 1),
+    ),
+    "is_leaf": (
+        lambda x: x * 2 if x.is_leaf else x,
+        (lambda: torch.ones(4, requires_grad=True), lambda: torch.ones(4, requires_grad=True) * 1),
+    ),
+    "_base": (lambda x: x * 2 if x._base is None else x, (lambda: torch.ones(4), lambda: torch.ones(5)[:4])),
+    "storage_offset": (lambda x: x * x.storage_offset(), (lambda: torch.ones(8)[4:], lambda: torch.ones(4))),
+    "data_ptr": (lambda x: x * 2 if x.data_ptr() == WEIGHT.data_ptr() else x, (lambda: torch.ones(9), lambda: WEIGHT)),
+    "storage": (
+        lambda x: x * 2 if x.untyped_storage().data_ptr() == WEIGHT.untyped_storage().data_ptr() else x,
+        (lambda: torch.ones(9), lambda: WEIGHT),
+    ),
+    "is_set_to": (lambda x: x * 2 if x.is_set_to(WEIGHT) else x, (lambda: torch.ones(9), lambda: WEIGHT)),
+    "is_shared": (
+        lambda x: x * 2 if x.is_shared() else x,
+        (lambda: torch.ones(4), lambda: torch.ones(4).share_memory_()),
+    ),
+    "isinstance": (
+        lambda x: x * 2 if isinstance(x, torch.nn.Parameter) else x,
+        (lambda: torch.ones(4, requires_grad=True), lambda: torch.nn.Parameter(torch.ones(4))),
+    ),
+    "type": (
+        lambda x: x * 2 if type(x) is torch.Tensor else x,
+        (lambda: torch.ones(4, requires_grad=True), lambda: torch.nn.Parameter(torch.ones(4))),
+    ),
+    "_version": (lambda x: x * x._version, (lambda: torch.ones(4), lambda: torch.ones(4).mul_(2))),
+}
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_what_control_flow_asks_of_an_object_is_asked_again(name: str) -> None:
+    function, values = OBJECTS[name]
+    check(function, *((value(),) for value in (*values, values[0])))
+    check(function, *((value(),) for value in reversed(values)))
+
+
+def test_the_memory_of_what_is_computed_cannot_be_asked_for(x: torch.Tensor) -> None:
+    with pytest.raises(TracingError):
+        fuser.fuse(lambda x: x * 2 if x.relu().data_ptr() == x.data_ptr() else x)(x)
+
+
 def test_ndim_of_another_tensor() -> None:
     check(TENSORS["ndim"], (torch.ones(3),), (torch.ones(3, 4),), (torch.ones(2, 3, 4),))
 
@@ -226,6 +283,36 @@ def test_containers_of_tensors(x: torch.Tensor) -> None:
         assert got["given"][0] is x
 
 
+@dataclass
+class Output(collections.OrderedDict[str, Any]):
+    values: Any
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        self["values"] = self.values
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: collections.OrderedDict(b=x * 2, a=[x + 1]),
+        lambda x: [Output(x * 2, count=3), {"inner": Output({"x": x})}],
+        lambda x: {x.shape[0]: x * 2, x.shape[1]: x},
+    ],
+)
+def test_dicts_that_are_made_keep_their_class_and_keys(function: Callable[[Any], Any], x: torch.Tensor) -> None:
+    fused = fuser.fuse(function)
+    for argument in (x, x.t(), x):
+        got, wanted = fused(argument), function(argument)
+        assert repr(got) == repr(wanted)
+        assert type(got) is type(wanted)
+
+
+def test_a_dict_of_another_class_is_refused(x: torch.Tensor) -> None:
+    with pytest.raises(TracingError, match="cannot make a Counter in a graph"):
+        fuser.fuse(lambda x: collections.Counter(a=x))(x)
+
+
 def test_a_list_is_one_launch_and_keeps_no_numbers(x: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     fused = fuser.fuse(lambda items: axpy(items[0], items[1], alpha=items[2]))
     fused([x, x, 2.0])
@@ -237,6 +324,7 @@ def test_a_list_is_one_launch_and_keeps_no_numbers(x: torch.Tensor, monkeypatch:
 
 # --- globals and closures -----------------------------------------------------------------------------------------
 FACTOR: Any = 2.0
+MISSING: Any
 FLAG: Any = True
 WEIGHT: Any = torch.full((9,), 2.0)
 CONFIG: Any = {"factor": 2.0, "inner": {"flag": True}, "steps": [1.0, 2.0]}
@@ -250,6 +338,29 @@ class Settings:
 
 
 SETTINGS: Any = Settings(inner=Settings())
+
+
+class FactorKind(type):
+    factor: Any = 2.0
+
+
+class Scales(metaclass=FactorKind):
+    scale: Any = 2.0
+
+
+class Hides(Scales):
+    pass
+
+
+HIDES: Any = Hides()
+
+
+class Table(dict[str, Any]):
+    scale: Any = 2.0
+
+
+TABLE: Any = Table(factor=2.0)
+QUEUE: Any = collections.deque([1.0, 2.0])
 MODULE = types.ModuleType("some_settings")
 MODULE.factor = 2.0  # type: ignore[attr-defined]
 
@@ -260,6 +371,24 @@ def helper(x: Any) -> Any:
 
 def other_helper(x: Any) -> Any:
     return x - 7
+
+
+def offset(x: Any) -> Any:
+    return x + 3
+
+
+def scale_if_there_is_one(x: Any) -> Any:
+    try:
+        return x * HIDES.missing
+    except AttributeError:
+        return x + 1
+
+
+def factor_if_there_is_one(x: Any) -> Any:
+    try:
+        return x * MISSING
+    except NameError:
+        return x + 1
 
 
 def default(x: Any, options: Any = CONFIG["inner"]) -> Any:
@@ -302,6 +431,32 @@ READS: dict[str, tuple[Callable[..., Any], Callable[[pytest.MonkeyPatch], Any]]]
         lambda patch: patch.setattr(SETTINGS, "factor", 3.0),
     ),
     "class": (lambda x: x * Holder.factor, lambda patch: patch.setattr(Holder, "factor", 3.0)),
+    "hidden by a class": (
+        lambda x: x * HIDES.scale,
+        lambda patch: patch.setattr(Hides, "scale", 3.0, raising=False),
+    ),
+    "hasattr": (
+        lambda x: x * 2 if hasattr(HIDES, "missing") else x,
+        lambda patch: patch.setattr(Hides, "missing", 3.0, raising=False),
+    ),
+    "getattr or else": (
+        lambda x: x * getattr(HIDES, "missing", 2.0),
+        lambda patch: patch.setattr(HIDES, "missing", 3.0, raising=False),
+    ),
+    "AttributeError": (
+        scale_if_there_is_one,
+        lambda patch: patch.setattr(HIDES, "missing", 3.0, raising=False),
+    ),
+    "NameError": (factor_if_there_is_one, lambda patch: patch.setitem(globals(), "MISSING", 3.0)),
+    "class of a dict": (lambda x: x * TABLE.scale, lambda patch: patch.setattr(Table, "scale", 3.0)),
+    "attribute of a dict": (
+        lambda x: x * TABLE["factor"] * TABLE.scale,
+        lambda patch: patch.setattr(TABLE, "scale", 3.0),
+    ),
+    "deque": (lambda x: x * QUEUE[0], lambda _: QUEUE.rotate()),
+    "metaclass": (lambda x: x * Hides.factor, lambda patch: patch.setattr(FactorKind, "factor", 3.0)),
+    "code": (lambda x: offset(x), lambda patch: patch.setattr(offset, "__code__", other_helper.__code__)),
+    "defaults": (lambda x: default(x), lambda patch: patch.setattr(default, "__defaults__", ({"flag": False},))),
     "module": (lambda x: x * MODULE.factor, lambda patch: patch.setattr(MODULE, "factor", 3.0)),
     "builtin": (lambda x: x * max(1, 2), lambda patch: patch.setitem(globals(), "max", min)),
     "mode": (lambda x: x * 2 if torch.is_grad_enabled() else x, lambda _: torch.set_grad_enabled(False)),
@@ -383,6 +538,41 @@ def test_a_random_draw_is_made_in_every_call(x: torch.Tensor) -> None:
     assert torch.equal(second, torch.relu(x) + torch.rand(9))
 
 
+GENERATOR: Any = torch.Generator()
+
+
+def test_generators_draw_in_every_call(x: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    def noisy(x: Any) -> Any:
+        drawn = torch.rand(x.shape, generator=GENERATOR) - torch.rand(x.shape, generator=torch.default_generator)
+        return drawn * x, torch.relu(x).bernoulli(0.5, generator=GENERATOR)
+
+    fused = fuser.fuse(noisy)
+    for generator in (GENERATOR, torch.Generator()):
+        monkeypatch.setitem(globals(), "GENERATOR", generator)
+        results = []
+        for function in (fused, noisy):
+            generator.manual_seed(3)
+            torch.manual_seed(4)
+            results.append([function(x) for _ in range(3)])
+        for got, wanted in zip(*results, strict=True):
+            assert all(map(torch.equal, got, wanted))
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda x: torch.rand(x.shape, generator=GENERATOR.manual_seed(1)), "seeded"),
+        (lambda x: (torch.manual_seed(1), torch.rand(x.shape))[1], "seeded"),
+        (lambda x: torch.rand(x.shape, generator=torch.Generator().manual_seed(1)), "made in the function"),
+    ],
+)
+def test_what_later_calls_would_not_seed_is_refused(function: Any, reason: str, x: torch.Tensor) -> None:
+    torch.manual_seed(2)
+    GENERATOR.manual_seed(2)
+    with pytest.raises(TracingError, match=reason):
+        fuser.fuse(function)(x)
+
+
 def test_a_tensor_made_on_the_way_is_new_in_every_call(x: torch.Tensor) -> None:
     def function(x: Any) -> Any:
         total = torch.zeros(9)
@@ -423,6 +613,11 @@ def makes_global(x: Any) -> Any:
     return x * 2
 
 
+def queues(x: Any) -> Any:
+    QUEUE.append(x)
+    return x
+
+
 def appends(x: Any) -> Any:
     KEPT.append(x)
     return x * 2
@@ -458,6 +653,7 @@ def test_no_symbol_stays_where_a_function_puts_one(x: torch.Tensor) -> None:
     for function, name in (
         (makes_global, "'FRESH'"),
         (appends, "'a list'"),
+        (queues, "'a list'"),
         (names, "'x'"),
         (keeper, "'last'"),
         (rebinds, "'a variable of the function around it'"),
@@ -467,7 +663,7 @@ def test_no_symbol_stays_where_a_function_puts_one(x: torch.Tensor) -> None:
             with pytest.raises(TracingError, match=rf"\(\) changes {name}"):
                 fuser.fuse(function)(x)
     assert "FRESH" not in globals()
-    assert (KEPT, NAMED, kept) == ([], {}, 1.0)
+    assert (KEPT, NAMED, kept, sorted(QUEUE)) == ([], {}, 1.0, [1.0, 2.0])
     assert not hasattr(keeper, "last")
 
 
@@ -727,6 +923,10 @@ def nested(x: Any) -> Any:
     return branches(x + 1)
 
 
+def transforms(x: Any) -> Any:
+    return torch.func.vmap(torch.relu)(x)  # the transform
+
+
 ERRORS = {
     branches: ("torch.where", "the branch"),
     converts: ("the tensor itself", "the conversion"),
@@ -734,6 +934,7 @@ ERRORS = {
     iterates: ("unbind", "the loop"),
     ranges: ("index or a count", "the range"),
     nested: ("torch.where", "the branch"),
+    transforms: ("cannot trace this", "the transform"),
 }
 
 
@@ -787,10 +988,11 @@ def test_what_cannot_change_is_not_asked_in_every_call() -> None:
     x = torch.randn(4)
     assert torch.equal(fused(x), 2 * x)
     guards = find_guards(fused.function)
-    # The closure's variable; neither the fields of a frozen object nor what its class is made of.
-    assert len(guards.attributes) == 1
+    # The closure's variable, and that neither the function's code nor the class is another; not the fields of a
+    # frozen object, nor what its class is made of.
+    assert [name for _, name, _ in guards.attributes] == ["cell_contents", "__code__"]
     assert not guards.reads
-    assert not guards.asked
+    assert [question for question, *_ in guards.asked] == [len]
     held = _Held(3.0, held.functor)
     assert torch.equal(fused(x), 3 * x)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 import traceback
 from collections.abc import Callable
@@ -604,9 +605,26 @@ def matched(x: Any, other: Any) -> Any:
             return x * 0
 
 
+@functools.singledispatch
+def dispatched(_: Any, x: Any) -> Any:
+    return x * 5
+
+
+@dispatched.register
+def _(other: int, x: Any) -> Any:
+    return x * other
+
+
+@dispatched.register
+def _(other: torch.Tensor, x: Any) -> Any:
+    return x + other
+
+
 KINDS: dict[str, Callable[..., Any]] = {
     "pattern": matched,
     "type": lambda x, other: x * 2 if type(other) is int else x * 3 if type(other) is torch.Tensor else x,
+    "class": lambda x, other: x * 2 if other.__class__ is int else x * 3 if x.__class__ is torch.Tensor else x,
+    "singledispatch": lambda x, other: dispatched(other, dispatched(x, x)),
     "type of a result": lambda x, other: x * 2 if isinstance(other, int | float) and type(other * 2) is float else x,
     "type as a value": lambda x, other: x * type(other)(2.7) if type(other) in (int, float) else x,
     "type is itself": lambda x, _: x * 2 if type(int) is type and isinstance(int, type) and type("A", (), {}) else x,

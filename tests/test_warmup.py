@@ -314,6 +314,16 @@ def test_a_compiled_model_is_ready_for_a_range(device: str) -> None:
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before
 
 
+@pytest.mark.cpu
+def test_a_compiled_function_is_ready_whatever_no_dim_bounds() -> None:
+    # Of the second dimension nothing is said, and the float is a symbol, too.
+    compiled = torch.compile(lambda x, by: torch.relu(x) * by + x, backend="fuser", dynamic=True)
+    fuser.warmup(compiled, torch.empty(3, 5), 0.5, dynamic_shapes={"x": {0: N}})
+    is_ready(lambda x: compiled(x, 1.5), lambda n, _: (torch.rand(n, 5),), device="cpu")
+    with fuser.config.patch(no_compile=True):
+        assert compiled(torch.ones(4, 33), 2.5).shape == (4, 33)
+
+
 def test_without_a_gradient_there_is_nothing_to_prepare() -> None:
     with pytest.raises(ArgumentError, match="backward=True, and no result requires grad"):
         axpy.warmup(torch.ones(3), torch.ones(3), backward=True)

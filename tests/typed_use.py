@@ -41,6 +41,9 @@ def check(x: Tensor) -> None:
     assert_type(scale(x, factor=1.0), Tensor)
     assert_type(scale(x, out=torch.empty_like(x)), Tensor)
     assert_type(Layer().scale(x), tuple[Tensor, int])
+    assert_type(fuser.foreach(add, [x], [x]), list[Tensor])
+    assert_type(fuser.foreach(both, [x]), tuple[list[Tensor], ...])
+    assert_type(fuser.foreach(scale, [x]), list[Tensor])
     scale("no tensor")  # type: ignore[call-overload]
     scale(x, 1.0, 2.0)  # type: ignore[call-overload]
     Layer().scale(x, x)  # type: ignore[call-overload]

@@ -245,5 +245,6 @@ STATEMENTS: Mapping[str, Callable[[Reader, tree_sitter.Node], Statement | list[S
     "break_statement": lambda reader, node: Break(reader.place(node)),
     "continue_statement": lambda reader, node: Continue(reader.place(node)),
     "return_statement": lambda reader, node: Return(reader.place(node), read_optional(reader, next(named(node), None))),
+    "attributed_statement": lambda reader, node: read_statements(reader, node.named_children[-1:]),
     "labeled_statement": lambda reader, node: read_statements(reader, node.named_children[1:]),
 }

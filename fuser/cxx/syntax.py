@@ -281,8 +281,10 @@ def _struct(
                 is_constant = any(text_of(part) == "static" for part in child.children)
                 (constants if is_constant else fields).extend(read_declarators(reader, child))
             elif child.type == "function_definition":
-                if declarator is not None:
-                    reader.declare(_function_name(reader, declarator), "function")
+                name = "" if declarator is None else _function_name(reader, declarator)
+                if name not in {"", _struct_name(node)}:
+                    # A constructor is no function that could be called: its name stays the type's.
+                    reader.declare(name, "function")
                 members.append(child)
             elif child.type not in {"access_specifier", *IGNORED}:
                 raise reader.refuse(child, f"the member {text_of(child).splitlines()[0]!r}")

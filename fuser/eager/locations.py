@@ -8,16 +8,16 @@ from typing import Any
 import torch
 
 from fuser.cxx.nodes import Conditional, Expression, Index, Member, Name, NamedType, TypeSyntax, Unary
-from fuser.cxx.statements import Struct
+from fuser.cxx.statements import Alias, Struct
 from fuser.eager.data import PLACE, Value, constant, needs_values
 from fuser.eager.limits import find_constant, find_limit
 from fuser.eager.masks import LaneCondition
 from fuser.eager.math import functions
 from fuser.eager.promotion import convert
-from fuser.eager.resolve import resolve, resolve_argument
+from fuser.eager.resolve import resolve
 from fuser.eager.state import State
 from fuser.eager.storage import Choice, Fixed, Location, NoTranslation, Pointer, Punned, Thing, parts_of, zero_of
-from fuser.eager.types import ArrayOf, ClassType, CppType, describe_type, trait
+from fuser.eager.types import ArrayOf, ClassType, CppType, LimitsOf, describe_type, trait
 from fuser.eager.values import binary, negate
 from fuser.eager.walk import class_scope, evaluate, locate, number_of, truth_of
 
@@ -65,11 +65,15 @@ def _find_class_constant(state: State, node: Name) -> Location | None:
 
 def find_limit_named(state: State, node: Name) -> Value | None:
     """Return what ``std::numeric_limits<T>::member`` is, None for a name that is nothing of the kind."""
-    if node.name != "numeric_limits" or state.scope.find(node.name) is not None or len(node.arguments) != 1:
+    known = state.scope.find(node.name)
+    if not isinstance(known, Alias | LimitsOf) and (node.name != "numeric_limits" or known is not None):
         return None
-    found = find_limit(node.member, resolve_argument(state, node.arguments[0]))
+    kind = resolve(state, NamedType(node.place, node.name, node.arguments))
+    if not isinstance(kind, LimitsOf):
+        return None
+    found = find_limit(node.member, kind.kind)
     if found is None:
-        raise NoTranslation(f"the member {node.member!r} of {node.name}")
+        raise NoTranslation(f"the member {node.member!r} of numeric_limits")
     return found
 
 

@@ -23,7 +23,7 @@ from fuser.cxx.statements import Alias, Struct
 from fuser.eager.data import PLACE, Value, constant
 from fuser.eager.state import Scope, State
 from fuser.eager.storage import NoTranslation, SubstitutionError
-from fuser.eager.types import CPP_TYPES, ArrayOf, ClassType, CppType, PointerTo
+from fuser.eager.types import CPP_TYPES, ArrayOf, ClassType, CppType, LimitsOf, PointerTo
 from fuser.eager.walk import class_scope, number_of, static_type
 
 __all__ = ["argument_key", "deduce", "instantiate", "resolve", "resolve_argument"]
@@ -103,6 +103,8 @@ def _resolve_std(state: State, node: NamedType) -> CppType:
             return yes if holds.data else no  # type: ignore[no-any-return]
         case "remove_cv" | "remove_const" | "remove_volatile" | "remove_reference" | "decay", [kind]:
             return kind  # type: ignore[no-any-return]
+        case "numeric_limits", [kind]:
+            return LimitsOf(kind)
     raise NoTranslation(f"the type {node.name!r}")
 
 

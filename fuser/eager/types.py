@@ -18,6 +18,7 @@ __all__ = [
     "ClassType",
     "CppType",
     "FunctionType",
+    "LimitsOf",
     "PointerTo",
     "describe_type",
     "trait",
@@ -65,10 +66,17 @@ class FunctionType:
     """A lambda, or a function as a value."""
 
 
-CppType: TypeAlias = "torch.dtype | ArrayOf | PointerTo | ClassType | FunctionType | NoValue"
+@dataclass(frozen=True, slots=True)
+class LimitsOf:
+    """``std::numeric_limits<kind>``."""
+
+    kind: CppType
+
+
+CppType: TypeAlias = "torch.dtype | ArrayOf | PointerTo | ClassType | FunctionType | LimitsOf | NoValue"
 
 # For isinstance().
-CPP_TYPES = (torch.dtype, ArrayOf, PointerTo, ClassType, FunctionType, NoValue)
+CPP_TYPES = (torch.dtype, ArrayOf, PointerTo, ClassType, FunctionType, LimitsOf, NoValue)
 
 
 def describe_type(kind: CppType) -> str:
@@ -82,6 +90,8 @@ def describe_type(kind: CppType) -> str:
             return f"{describe_type(element)}*"
         case ClassType():
             return kind.struct.name
+        case LimitsOf(inner):
+            return f"numeric_limits<{describe_type(inner)}>"
         case NoValue(name):
             return name
     return "a function"

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from fuser.errors import TracingError
 
-__all__ = ["Examples", "Facts", "find_facts", "is_kind_question"]
+__all__ = ["Examples", "Facts", "find_facts", "find_kind", "is_kind_question", "is_none"]
 
 # Questions about a tensor whose answers are no numbers to calculate with.
 _KIND_QUESTIONS = frozenset(
@@ -27,11 +27,29 @@ _KIND_QUESTIONS = frozenset(
     "is_complex is_signed get_device is_conj is_neg element_size".split()
 )
 _DIM_QUESTIONS = frozenset(("ndim", "dim", "ndimension"))
+# Questions about the object and its memory, which fake tensors have not.
+_OBJECT_QUESTIONS = frozenset(
+    "data_ptr untyped_storage storage is_set_to is_shared is_pinned _version find_kind".split()
+)
+# What else is the same for all tensors of a kind, shape and strides.
+_LAYOUT_QUESTIONS = frozenset(
+    "shape size stride numel nelement is_contiguous nbytes itemsize len suggest_memory_format".split()
+)
 
 
 def is_kind_question(name: str) -> bool:
     """Whether an attribute or method of tensors is settled when it is asked for: it is seldom arithmetic."""
     return name in _KIND_QUESTIONS or name in _DIM_QUESTIONS
+
+
+def is_none(value: Any, name: str) -> bool:
+    """Whether an attribute is None."""
+    return getattr(value, name) is None
+
+
+def find_kind(value: Any) -> type:
+    """Return the class of a tensor; a fake one stands for a plain one."""
+    return torch.Tensor if isinstance(value, torch._subclasses.FakeTensor) else type(value)
 
 
 class Unknown:
@@ -47,6 +65,8 @@ class Examples:
         self._given = iter(values)
         self._targets = targets
         self._known: dict[fx.Node, Any] = {}
+        # Tensors that are there before the call, as they are.
+        self._given_tensors: dict[fx.Node, torch.Tensor] = {}
 
     @functools.cached_property
     def mode(self) -> Any:
@@ -76,14 +96,27 @@ class Examples:
     def _evaluate(self, node: fx.Node) -> Any:
         if node.op in {"placeholder", "get_attr"}:
             value = next(self._given) if node.op == "placeholder" else self._targets[str(node.target)]
-            is_real = isinstance(value, torch.Tensor) and not isinstance(value, torch._subclasses.FakeTensor)
+            is_tensor = isinstance(value, torch.Tensor)
+            is_real = is_tensor and not isinstance(value, torch._subclasses.FakeTensor)
+            if is_tensor:
+                self._given_tensors[node] = value
             try:
                 return self.mode.from_tensor(value) if is_real else value
             except Exception:  # A tensor of torch.func's, or of a kind that has no fake one.
                 return Unknown()
         if any(isinstance(self._known[source], Unknown) for source in node.all_input_nodes):
             return Unknown()
-        args, kwargs = fx.map_arg((node.args, node.kwargs), self._known.__getitem__)
+        tensors = [source for source in node.all_input_nodes if isinstance(self._known[source], torch.Tensor)]
+        if tensors and _name_question(node) in _OBJECT_QUESTIONS:
+            # What is computed is nowhere yet.
+            if not all(source in self._given_tensors for source in tensors):
+                return Unknown()
+            with torch._subclasses.fake_tensor.unset_fake_temporarily():
+                return self._call(node, {**self._known, **self._given_tensors})
+        return self._call(node, self._known)
+
+    def _call(self, node: fx.Node, known: Mapping[fx.Node, Any]) -> Any:
+        args, kwargs = fx.map_arg((node.args, node.kwargs), known.__getitem__)
         try:
             if node.op == "call_method":
                 return getattr(args[0], str(node.target))(*args[1:], **kwargs)
@@ -161,11 +194,10 @@ class _FactWriter:
             self._answer(node, _tell, (self._copy(node),))
             # The type of a number among the arguments is one with the kind of call.
             is_type = node.target is type and node.all_input_nodes[0].op == "placeholder"
-            is_of_tensors = is_type or (node.target is not hasattr and all(map(self._is_tensor, _find_leaves(node))))
-            self.is_of_tensors = self.is_of_tensors and is_of_tensors
+            self.is_of_tensors = self.is_of_tensors and (is_type or self._is_of_layouts(node))
             return
         # It is about a tensor that is computed: all that its kind, or its shape, may come from.
-        name = str(node.args[1] if node.target is getattr else node.target)
+        name = _name_question(node)
         what = "kind" if name in _KIND_QUESTIONS else "dims" if name in _DIM_QUESTIONS else "sizes"
         for leaf in _find_leaves(node):
             self.is_of_tensors = self.is_of_tensors and (self._is_tensor(leaf) or what == "kind")
@@ -189,6 +221,15 @@ class _FactWriter:
     def _is_tensor(self, leaf: fx.Node) -> bool:
         return isinstance(self._examples.find(leaf), torch.Tensor)
 
+    def _is_of_layouts(self, node: fx.Node) -> bool:
+        # Whether all that is asked, on the way to a node's value, is the same for tensors that are alike.
+        if node.op in {"placeholder", "get_attr"}:
+            return self._is_tensor(node)
+        is_told = _name_question(node) in _KIND_QUESTIONS | _DIM_QUESTIONS | _LAYOUT_QUESTIONS
+        return (is_told or not any(map(self._is_tensor, node.all_input_nodes))) and all(
+            map(self._is_of_layouts, node.all_input_nodes)
+        )
+
     def _is_repeatable(self, node: fx.Node) -> bool:
         # Numbers and the like, of arguments and tensors that the function holds.
         stack, seen = [node], set()
@@ -201,6 +242,12 @@ class _FactWriter:
                 return False
             stack += current.all_input_nodes
         return True
+
+
+def _name_question(node: fx.Node) -> str:
+    if node.target is getattr:
+        return str(node.args[1])
+    return node.target if isinstance(node.target, str) else node.target.__name__
 
 
 def _find_leaves(node: fx.Node) -> list[fx.Node]:

@@ -8,11 +8,11 @@ attributes. What belongs to torch, to the standard library or to fuser is compar
 
 from __future__ import annotations
 
-import builtins
 import dis
 import functools
 import sys
 import types
+from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -26,8 +26,8 @@ __all__ = ["Guards", "find_guards", "is_same"]
 
 # Values that may be compared by what they say; all others are the same object or not the same.
 _PLAIN = frozenset((bool, int, float, complex, str, bytes))
-# Code with one of these names may read any attribute.
-_ANY_NAME = frozenset(("getattr", "hasattr", "vars", "__dict__", "attrgetter", "__getattribute__"))
+# Code with one of these names may read any attribute, or find that there is none.
+_ANY_NAME = frozenset(("getattr", "hasattr", "vars", "__dict__", "attrgetter", "__getattribute__", "AttributeError"))
 # Modes of torch that code may ask for.
 _MODES: dict[str, Callable[[Any], Any]] = {
     "is_grad_enabled": lambda _: torch.is_grad_enabled(),
@@ -64,7 +64,7 @@ class Guards:
     attributes: tuple[tuple[Any, str, Any], ...] = ()
     # Function of one argument, the argument, what it returned.
     asked: tuple[tuple[Callable[[Any], Any], Any, Any], ...] = ()
-    # Dicts and lists that code can put values into, and copies of before; while the function is traced.
+    # Dicts, lists and deques that code can put values into, and copies of before; while the function is traced.
     owners: tuple[tuple[Any, Any], ...] = ()
 
     def holds(self) -> bool:
@@ -104,6 +104,11 @@ class Guards:
         rest = tuple(item for item in self.reads if type(item[0]) is not dict or type(item[1]) is not str)
         return tuple(named), Guards(rest, (), self.asked)
 
+    def find_generators(self) -> list[torch.Generator]:
+        """Return the random number generators that were found, torch's own among them."""
+        found = [value for *_, value in (*self.reads, *self.attributes, *self.asked) if type(value) is torch.Generator]
+        return [torch.default_generator, *found]
+
     def find_changed(self) -> str:
         """Return the first key whose value is another one now; empty if it has no name."""
         return next((str(key) for held, key, value in self.reads if not is_same(held.get(key), value)), "")
@@ -124,7 +129,9 @@ class Guards:
                     else:
                         del owner[key]
             elif any(map(is_proxy, owner)):
-                found, owner[:] = found or "a list", before
+                found = found or "a list"
+                owner.clear()
+                owner.extend(before)
         for subject, name, value in self.attributes:
             if is_proxy(getattr(subject, name, None)):
                 found = found or ("a variable of the function around it" if name == "cell_contents" else name)
@@ -205,13 +212,16 @@ class _GuardFinder:
         elif isinstance(value, type):
             # It may be called.
             self._visit_class(value, {"__new__", "__init__", "__post_init__"})
+            self._visit_class(type(value))
         elif isinstance(value, types.ModuleType):
             if not _is_foreign(value.__name__):
                 self._read_names(vars(value))
         elif isinstance(value, torch.nn.Module):
             self._visit_module(value)
-        elif isinstance(value, list | tuple | dict | set | frozenset):
+        elif isinstance(value, list | tuple | dict | set | frozenset | deque):
             self._visit_container(value)
+            if not _is_foreign(type(value).__module__):
+                self._visit_object(value)
         else:
             self._visit_object(value)
 
@@ -227,6 +237,10 @@ class _GuardFinder:
         self._read_names(vars(function))
         if _is_foreign(str(function.__globals__.get("__name__"))):
             return
+        # Who reloads a module may put new code into the functions that are there, as IPython's autoreload does.
+        for part in ("__code__", "__defaults__", "__kwdefaults__"):
+            if getattr(function, part) is not None:
+                self._ask_attribute(function, part)
         self._owners[id(function.__globals__)] = function.__globals__, dict(function.__globals__)
         codes = [function.__code__]
         while codes:
@@ -244,7 +258,7 @@ class _GuardFinder:
     def _read_global(self, held: dict[str, Any], name: str) -> None:
         if name in held:
             self._read(held, name)
-        elif hasattr(builtins, name):
+        else:
             self._note_absence(held, name)
 
     def _read(self, held: dict[Any, Any], key: Any) -> None:
@@ -272,13 +286,22 @@ class _GuardFinder:
 
     def _read_names(self, held: dict[str, Any]) -> None:
         self._owners[id(held)] = held, dict(held)
-        for name in self.names.intersection(held) if _ANY_NAME.isdisjoint(self.names) else list(held):
+        if _ANY_NAME.isdisjoint(self.names):
+            named: Iterable[str] = self.names.intersection(held)
+        else:
+            named = list(held)
+            self._ask(len, held)
+        for name in named:
             self._read(held, name)
 
     def _visit_class(self, kind: type, special: Collection[str] = ()) -> None:
         for base in kind.__mro__:
             if _is_foreign(base.__module__):
                 continue
+            if (base, "__dict__") not in self._of_classes:
+                # What is new in a class may hide what its bases have, or answer ``hasattr``.
+                self._of_classes.add((base, "__dict__"))
+                self._ask(len, vars(base))
             # Special methods are called without being named.
             for name, value in vars(base).items():
                 if isinstance(value, types.MemberDescriptorType) or _is_written_by_dataclass(base, name, value):
@@ -317,13 +340,13 @@ class _GuardFinder:
                         self._note_absence(held, name)
 
     def _visit_container(self, value: Any) -> None:
-        if isinstance(value, dict | list):
+        if isinstance(value, dict | list | deque):
             self._owners[id(value)] = value, value.copy()
         if isinstance(value, dict):
             self._ask(len, value)
             for key in value:
                 self._read(value, key)
-        elif isinstance(value, list):
+        elif isinstance(value, list | deque):
             self._ask(len, value)
             for slot in range(len(value)):
                 self._ask(value.__getitem__, slot)

@@ -136,7 +136,7 @@ def _isinstance(item: Any, kinds: Any, /) -> bool:
     # torch.is_tensor() comes here, too.
     if isinstance(item, kinds):
         return True
-    return issubclass(type(item), Symbol) and issubclass(item.tracer.find_class(item), kinds)
+    return issubclass(type(item), Symbol) and issubclass(item.tracer.find_class(item, kinds), kinds)
 
 
 def _callable(item: Any, /) -> bool:

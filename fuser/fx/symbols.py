@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from fuser.errors import TracingError
-from fuser.fx.examples import is_kind_question
+from fuser.fx.examples import is_kind_question, is_none
 from fuser.ops import IS_NUMBER
 
 __all__ = ["IN_PLACE", "Symbol", "is_symbol", "is_tensor"]
@@ -37,14 +37,17 @@ class Symbol(fx.Proxy):
         if not hasattr(torch.Tensor, name) or self.node.meta.get(IS_NUMBER):
             self.tracer.check_attribute(self, name)
         found = _SymbolAttribute(self, name)
+        if name in _MAY_BE_NONE and self.tracer.examples is not None:
+            # A symbol cannot be asked whether it ``is`` None.
+            asked = self.tracer.create_proxy("call_function", is_none, (self, name), {})
+            return None if self.tracer.settle_if_known(asked) is True else found
         return self.tracer.settle_if_known(found) if is_kind_question(name) and _is_property(name) else found
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
-        """What a pattern, ``case int():``, looks at. For everybody else a symbol is one."""
+        """What ``case int():`` and ``x.__class__``, as of singledispatch, look at. For torch's code a symbol is one."""
         frame = sys._getframe(1)
-        is_matched = frame.f_code.co_code[frame.f_lasti] == dis.opmap["MATCH_CLASS"]
-        return self.tracer.find_class(self) if is_matched else type(self)
+        return self.tracer.find_class(self) if _is_class_asked(frame) else type(self)
 
     def __bool__(self) -> bool:
         return bool(self.tracer.settle(self, "bool() of a tensor", "torch.where"))
@@ -113,6 +116,10 @@ class Symbol(fx.Proxy):
         self.tracer.create_proxy("call_function", operator.setitem, (self, slot, value), {})
 
 
+# Attributes that most tensors have not, as None says.
+_MAY_BE_NONE = frozenset(("grad", "grad_fn", "_base"))
+
+
 class _SymbolAttribute(Symbol, fx.proxy.Attribute):
     """An attribute of a symbol, or a method about to be called."""
 
@@ -121,12 +128,23 @@ class _SymbolAttribute(Symbol, fx.proxy.Attribute):
         return self.tracer.settle_if_known(made) if is_kind_question(self.attr) else made
 
 
+def _is_class_asked(frame: types.FrameType) -> bool:
+    # C code, as that of isinstance, asks for it too, from within the calls of the frame.
+    opcode = frame.f_code.co_code[frame.f_lasti]
+    if opcode == dis.opmap["LOAD_ATTR"] and "__class__" in frame.f_code.co_names:
+        is_torchs = str(frame.f_globals.get("__name__")).startswith(("torch.", "fuser."))
+        return not is_torchs and _find_instruction(frame).argval == "__class__"
+    return opcode == dis.opmap["MATCH_CLASS"]
+
+
 def _find_unpacked(frame: types.FrameType) -> int | None:
     # How many values ``a, b = x`` takes, if that is what the frame is about to do.
-    for instruction in dis.get_instructions(frame.f_code):
-        if instruction.offset == frame.f_lasti:
-            return instruction.arg if instruction.opname == "UNPACK_SEQUENCE" else None
-    return None
+    instruction = _find_instruction(frame)
+    return instruction.arg if instruction.opname == "UNPACK_SEQUENCE" else None
+
+
+def _find_instruction(frame: types.FrameType) -> dis.Instruction:
+    return next(item for item in dis.get_instructions(frame.f_code) if item.offset == frame.f_lasti)
 
 
 def is_symbol(value: Any) -> bool:

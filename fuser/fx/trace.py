@@ -91,6 +91,9 @@ class FusedFunction(Replayer, Generic[P, R]):
     def __init__(self, function: Callable[P, R]) -> None:
         super().__init__((), ())
         plain: Any = inspect.unwrap(function)
+        if isinstance(function, classmethod | staticmethod):
+            kind = type(function).__name__
+            raise ArgumentError(f"fuse takes the function below @{kind}: write @{kind} above @fuser.fuse")
         if not inspect.isroutine(function) or not isinstance(getattr(plain, "__func__", plain), types.FunctionType):
             raise ArgumentError(f"fuse takes a Python function or a module, got {_describe_no_function(function)}")
         self.function = function

@@ -12,8 +12,9 @@ import inspect
 import linecache
 import os
 import types
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,14 @@ import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 from torch import fx
 from torch._prims_common import suggest_memory_format
 from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx.immutable_collections import immutable_dict
 from torch.utils import _pytree as pytree
 
 from fuser import errors
 from fuser.dtypes import plain_number
 from fuser.errors import FuserError, TracingError
 from fuser.fx.arguments import NUMBER, Key, is_as_given, name_leaves, rebuild
-from fuser.fx.examples import Examples, Facts, Unknown, find_facts
+from fuser.fx.examples import Examples, Facts, Unknown, find_facts, find_kind
 from fuser.fx.finished import finish_graph
 from fuser.fx.guards import Guards, find_guards
 from fuser.fx.intercept import MATH, Intercept, builtins_ask_symbols, math_takes_symbols
@@ -126,6 +128,7 @@ class _Tracer(fx.Tracer):
         self._names = names
         self._modes = _find_modes()
         self.examples: Examples | None = None
+        self._generators: Sequence[torch.Generator] = ()
         # Whether what is known of the arguments of the module that is called is all that it may ask.
         self._knows_arguments = False
         # Nodes whose values Python asked for.
@@ -146,6 +149,8 @@ class _Tracer(fx.Tracer):
     def run(self, guards: Guards) -> fx.Graph:
         """Trace; a module's buffers are left as they were: ``self.count += 1`` would put a proxy there."""
         plain: Any = inspect.unwrap(self._function)
+        self._generators = guards.find_generators()
+        seeds = [item.initial_seed() for item in self._generators]
         try:
             with Intercept(self), builtins_ask_symbols(guards), math_takes_symbols():
                 graph = self.trace(getattr(plain, "__func__", plain))
@@ -153,6 +158,8 @@ class _Tracer(fx.Tracer):
                 found: Any = module._buffers[name]
                 if is_symbol(found) and _written(found.node).op != "get_attr":
                     raise TracingError(f"fuse cannot trace that the buffer {name!r} becomes another tensor")
+            if [item.initial_seed() for item in self._generators] != seeds:
+                raise TracingError("fuse cannot trace that a generator is seeded: later calls would not do it")
         finally:
             for (_, name), (module, before) in self._buffers.items():
                 module._buffers[name] = before
@@ -241,7 +248,25 @@ class _Tracer(fx.Tracer):
             return a.node
         if isinstance(a, torch.Tensor):
             return self.hold(a).node
-        return super().create_arg(plain_number(a))
+        if isinstance(a, torch.Generator):
+            if not any(a is item for item in self._generators):
+                raise TracingError(
+                    "later calls would go on with a generator that is made in the function: make it outside"
+                )
+            return self.hold(a).node
+        return self._create_dict(a) if isinstance(a, dict) else super().create_arg(plain_number(a))
+
+    def _create_dict(self, given: Any) -> Any:
+        # fx makes a plain dict of whatever is one, and takes no symbols as keys.
+        items = {self.settle(key, "a key", "a number") if is_symbol(key) else key: x for key, x in given.items()}
+        if type(given) in {dict, immutable_dict}:
+            return super().create_arg(items)
+        if type(given) is OrderedDict:
+            return self.create_proxy("call_function", OrderedDict, (items,), {}).node
+        if is_dataclass(given):
+            fields_given = {item.name: getattr(given, item.name) for item in fields(given)}
+            return self.create_proxy("call_function", type(given), (), fields_given).node
+        raise TracingError(f"fuse cannot make a {type(given).__name__} in a graph: make a dict")
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, fx.Proxy]) -> Any:  # noqa: ARG002
         return self.hold(attr_val) if is_tensor(attr_val) else attr_val
@@ -272,8 +297,8 @@ class _Tracer(fx.Tracer):
             if buffer is not None and is_tensor(buffer):
                 self._buffers.setdefault((id(module), name), (module, buffer))
 
-    def hold(self, tensor: torch.Tensor) -> Symbol:
-        """Return the symbol of a tensor that is no argument; the graph reads it when it runs."""
+    def hold(self, tensor: torch.Tensor | torch.Generator) -> Symbol:
+        """Return the symbol of a tensor, or a generator, that is no argument; the graph reads it when it runs."""
         if id(tensor) not in self._held:
             path = self._paths.setdefault(id(tensor), f"_tensor_{len(self.targets)}")
             self.targets[path] = tensor
@@ -313,17 +338,18 @@ class _Tracer(fx.Tracer):
     def has_elements(value: Any) -> bool:
         return isinstance(value, torch.Tensor | Unknown)
 
-    def find_class(self, proxy: Symbol) -> type:
-        """Return the class that ``isinstance`` sees."""
+    def find_class(self, proxy: Symbol, kinds: Any = ()) -> type:
+        """Return the class that ``isinstance`` sees; if all tensors are of these kinds, just ``torch.Tensor``."""
         node = proxy.node
         if node.op == "get_attr":
             return type(self.targets[str(node.target)])
         if self.examples is None:
             return fx.Proxy if node.meta.get(IS_NUMBER) or is_size(node) else torch.Tensor
         value = self.examples.find(node)
-        if self.has_elements(value):
+        is_given = node.op == "placeholder" and isinstance(value, torch.Tensor)
+        if self.has_elements(value) and (not is_given or issubclass(torch.Tensor, kinds)):
             return torch.Tensor
-        kind: Any = self.create_proxy("call_function", type, (proxy,), {})
+        kind: Any = self.create_proxy("call_function", find_kind if is_given else type, (proxy,), {})
         settled: type = self.settle(kind, "type()", "a number")
         return settled
 
@@ -378,7 +404,7 @@ def _is_of_tracing(error: Exception) -> bool:
     if isinstance(error, fx.proxy.TraceError | NotImplementedError):
         return True
     return isinstance(error, TypeError | RuntimeError | ValueError | AttributeError) and any(
-        word in str(error) for word in ("Proxy", "got Symbol", "_SymbolAttribute", "symbolic")
+        word in str(error) for word in ("Proxy", "got Symbol", "symbols.Symbol", "_SymbolAttribute", "symbolic")
     )
 
 

@@ -52,7 +52,8 @@ def follow_graph(run: Callable[[list[Any]], Any], inputs: Sequence[Any]) -> None
     mode: Any = detect_fake_mode(inputs)
     env = mode.shape_env
     ranges = {} if env is None else env.var_to_range
-    bounds = {symbol: (int(found.lower), min(int(found.upper), MAX_SIZE)) for symbol, found in ranges.items()}
+    # Infinities, of what no Dim bounds and of floats, are no ints.
+    bounds = {symbol: (int(max(found.lower, 0)), int(min(found.upper, MAX_SIZE))) for symbol, found in ranges.items()}
     follower = Follower(bounds)
     # What is asked here is no condition of the graph.
     with mode, nullcontext() if env is None else env.suppress_guards(), following(follower), torch.no_grad():
