@@ -133,18 +133,19 @@ def _is_class_asked(frame: types.FrameType) -> bool:
     opcode = frame.f_code.co_code[frame.f_lasti]
     if opcode == dis.opmap["LOAD_ATTR"] and "__class__" in frame.f_code.co_names:
         is_torchs = str(frame.f_globals.get("__name__")).startswith(("torch.", "fuser."))
-        return not is_torchs and _find_instruction(frame).argval == "__class__"
+        asked = _find_instruction(frame)
+        return not is_torchs and asked is not None and asked.argval == "__class__"
     return opcode == dis.opmap["MATCH_CLASS"]
 
 
 def _find_unpacked(frame: types.FrameType) -> int | None:
     # How many values ``a, b = x`` takes, if that is what the frame is about to do.
     instruction = _find_instruction(frame)
-    return instruction.arg if instruction.opname == "UNPACK_SEQUENCE" else None
+    return instruction.arg if instruction is not None and instruction.opname == "UNPACK_SEQUENCE" else None
 
 
-def _find_instruction(frame: types.FrameType) -> dis.Instruction:
-    return next(item for item in dis.get_instructions(frame.f_code) if item.offset == frame.f_lasti)
+def _find_instruction(frame: types.FrameType) -> dis.Instruction | None:
+    return next((item for item in dis.get_instructions(frame.f_code) if item.offset == frame.f_lasti), None)
 
 
 def is_symbol(value: Any) -> bool:
