@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -14,9 +16,12 @@ from cuda_emulation import run_emulated
 import fuser
 from fuser import codegen
 from fuser.combining import Reduction
+from fuser.compiler import register
+from fuser.cuda.backend import compile_cubin
 from fuser.cxx.division import GUARD, guard_divisions
 from fuser.cxx.functor import parse_functor
 from fuser.cxx.quick import OF_COUNTS, QUICK, quicken_counts, quicken_divisions
+from fuser.debug import kernel_sources
 from fuser.errors import CompileError
 from fuser.function import Function
 from fuser.graph import FusionGroup, GroupBuilder
@@ -276,7 +281,27 @@ def test_quick_divisions_are_divisions() -> None:
     special = [0.0, 1.0, math.inf, math.nan, 1e-45, 2.0**-126, 2.0**126, 3.4e38, 255.0]
     x = torch.tensor([sign * item for item in special for sign in (1, -1)], device="cuda")
     pairs = torch.cartesian_prod(x, x).t().contiguous()
-    assert not differ(quotient(*pairs), torch.div(*pairs))
+    wanted = torch.div(*pairs)
+    assert not differ(quotient(*pairs), wanted)
+    # What is divided again is read again, before anything is written there.
+    assert not differ(quotient(*pairs, out=pairs[0]), wanted)
+
+
+@pytest.mark.nvrtc
+def test_quick_divisions_leave_room_for_as_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "template <typename T> T shares(T a, T b, T c) { return a / b + b / (c * c + T(1)) + c / (a * a + T(2)); }"
+    group = fuser.create_jit_fn(text).spec(3).group
+    inputs = [torch.empty(1 << 20, dtype=torch.bfloat16, device="meta")] * 3
+
+    def count_registers() -> int:
+        (source,) = kernel_sources(register(group), inputs, "cuda")
+        written = io.StringIO()
+        compile_cubin(source, "sm_90", written)
+        return int(re.findall(r"Used (\d+) registers", written.getvalue())[0])
+
+    quick = count_registers()
+    monkeypatch.setattr(codegen, "quicken_divisions", lambda functor: functor)
+    assert quick <= count_registers() + 4
 
 
 def hard_pairs(rows: int, length: int, share: float) -> tuple[torch.Tensor, torch.Tensor]:

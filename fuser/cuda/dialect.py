@@ -230,7 +230,10 @@ def _compute(loop: Loop) -> list[str]:
         f"  {'if (k < at[u].left) ' if loop.has_tables else ''}{loop.call_element(element)}",
     ]
     if loop.divides:
-        again = ["if (!how.is_exact) {", *_indent(["fuser_plainly how;", *each]), "}"]
+        # What is computed again is read again: a thread that had kept it would leave room for fewer others.
+        own = [item for item in loop.inputs if not (item.access.is_transposed or item.access.is_shared)]
+        read = ['asm volatile("" ::: "memory");', *(f"{item.name}[u] = {_load(loop, item)};" for item in own)]
+        again = ["if (!how.is_exact) {", *_indent([*read, "fuser_plainly how;", *each]), "}"]
         each = ["fuser_quickly how;", *each, *again]
     return _each(loop, [*lines, *each, *(_store(loop, item) for item in loop.outputs)])
 

@@ -59,6 +59,9 @@ fuser_kernel(const __grid_constant__ fuser_args a) {
     for (int k = 0; k < 4; ++k)
       fuser_element(how, fuser_to_compute(in0[u][k]), fuser_to_compute(in1[u][k]), a.number2, out0[k]);
     if (!how.is_exact) {
+      asm volatile("" ::: "memory");
+      in0[u] = fuser_load<4, 4>(a.in0 + at[u].first, at[u].left);
+      in1[u] = fuser_load<4, 4>(a.in1 + at[u].first, at[u].left);
       fuser_plainly how;
 #pragma unroll
       for (int k = 0; k < 4; ++k)
