@@ -10,13 +10,16 @@ import torch
 from torch import fx
 
 from fuser.fx.nodes import bind_node, takes_item
+from fuser.ops import REDUCTIONS
 
 __all__ = ["take_tuples_apart"]
+
+_TUPLES = frozenset(op.name.removesuffix("_dim") for op in REDUCTIONS.values() if op.num_outputs > 1)
 
 
 def take_tuples_apart(graph: fx.Graph) -> None:
     """Let who reads a tuple of what is made of computed values (``torch.max(x * 2, 1)``) read one of its items."""
-    for node in list(graph.nodes):
+    for node in [node for node in graph.nodes if _name(node) in _TUPLES]:
         call = bind_node(node)
         if call is None or not call.items or min(call.items) < 0 or not any(map(bind_node, node.all_input_nodes)):
             continue
@@ -29,6 +32,12 @@ def take_tuples_apart(graph: fx.Graph) -> None:
             reader.args, reader.kwargs = fx.map_arg((reader.args, reader.kwargs), partial(_find, items))
 
 
+def _name(node: fx.Node) -> str:
+    # That of a method, a function, or an operator without its overload.
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return name.partition(".")[0]
+
+
 def _find(items: dict[fx.Node, Any], node: fx.Node) -> Any:
     return items.get(node, node)
 
@@ -38,6 +47,5 @@ def _put_together(graph: fx.Graph, node: fx.Node, count: int) -> Any:
     for item, value in zip(items, node.meta.get("val", ()), strict=False):
         item.meta["val"] = value
     # ATen's overloads return plain tuples, as some functions do.
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    named = None if isinstance(node.target, torch._ops.OpOverload) else getattr(torch.return_types, name, None)
+    named = None if isinstance(node.target, torch._ops.OpOverload) else getattr(torch.return_types, _name(node), None)
     return items if named is None else graph.call_function(named, (items,))
