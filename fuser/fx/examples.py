@@ -194,12 +194,12 @@ class _FactWriter:
             self._answer(node, _tell, (self._copy(node),))
             # The type of a number among the arguments is one with the kind of call.
             is_type = node.target is type and node.all_input_nodes[0].op == "placeholder"
-            self.is_of_tensors = self.is_of_tensors and (is_type or self._is_of_layouts(node))
+            self.is_of_tensors = self.is_of_tensors and (is_type or all(map(self._is_of_layouts, _find_sources(node))))
             return
         # It is about a tensor that is computed: all that its kind, or its shape, may come from.
         name = _name_question(node)
         what = "kind" if name in _KIND_QUESTIONS else "dims" if name in _DIM_QUESTIONS else "sizes"
-        for leaf in _find_leaves(node):
+        for leaf in filter(_is_leaf, _find_sources(node)):
             self.is_of_tensors = self.is_of_tensors and (self._is_tensor(leaf) or what == "kind")
             self._answer((leaf, what), _describe, (self._copy(leaf), what))
 
@@ -222,13 +222,11 @@ class _FactWriter:
         return isinstance(self._examples.find(leaf), torch.Tensor)
 
     def _is_of_layouts(self, node: fx.Node) -> bool:
-        # Whether all that is asked, on the way to a node's value, is the same for tensors that are alike.
-        if node.op in {"placeholder", "get_attr"}:
+        # Whether a node is the same for tensors that are alike, if all that it is made of is.
+        if _is_leaf(node):
             return self._is_tensor(node)
         is_told = _name_question(node) in _KIND_QUESTIONS | _DIM_QUESTIONS | _LAYOUT_QUESTIONS
-        return (is_told or not any(map(self._is_tensor, node.all_input_nodes))) and all(
-            map(self._is_of_layouts, node.all_input_nodes)
-        )
+        return is_told or not any(map(self._is_tensor, node.all_input_nodes))
 
     def _is_repeatable(self, node: fx.Node) -> bool:
         # Numbers and the like, of arguments and tensors that the function holds.
@@ -250,14 +248,19 @@ def _name_question(node: fx.Node) -> str:
     return node.target if isinstance(node.target, str) else node.target.__name__
 
 
-def _find_leaves(node: fx.Node) -> list[fx.Node]:
+def _is_leaf(node: fx.Node) -> bool:
+    return node.op in {"placeholder", "get_attr"}
+
+
+def _find_sources(node: fx.Node) -> list[fx.Node]:
+    # The node, and all that it is made of, each once.
     stack, seen = [node], {node: None}
     while stack:
         for source in stack.pop().all_input_nodes:
             if source not in seen:
                 seen[source] = None
                 stack.append(source)
-    return [item for item in seen if item.op in {"placeholder", "get_attr"}]
+    return list(seen)
 
 
 def _tell(value: Any) -> Any:
