@@ -455,6 +455,4 @@ _MEMORY = torch.empty(1 << 62, dtype=torch.int8, device="meta")
 
 def _refuse(index: int, reason: str) -> UnsupportedError:
     # The rest of the group has kernels, and torch does this one as well.
-    error = UnsupportedError(reason)
-    error.application, error.is_expected = index, True
-    return error
+    return UnsupportedError(reason, application=index, is_expected=True)

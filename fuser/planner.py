@@ -274,9 +274,8 @@ def _find_cases(
     for index, item in enumerate(group.applications):
         reduction = item.function.reduction
         if group.is_strict and reduction and reduction.order == "pick" and item.tensors[0] < len(group.inputs):
-            error = UnsupportedError(f"op {item.function.name!r} of rows in memory")
-            error.application, error.is_expected = expanded.expansion.origins[index], True
-            raise error
+            origin = expanded.expansion.origins[index]
+            raise UnsupportedError(f"op {item.function.name!r} of rows in memory", application=origin, is_expected=True)
     # By values, not by what they are: sizes may be symbols, which are pinned down where they are looked up.
     kept: dict[tuple[int, Function, tuple[int, ...]], list[RowOrder]] = {}
     for step, order in orders.items():
@@ -296,9 +295,8 @@ def _find_cases(
 
 def _check_order(index: int, case: OrderCase, verdict: bool | None = None) -> None:
     if not (is_kept(case, _plan_alone) if verdict is None else verdict):
-        error = UnsupportedError(f"op {case.function.name!r} in an order that is not this torch's")
-        error.application, error.is_expected = index, True
-        raise error
+        reason = f"op {case.function.name!r} in an order that is not this torch's"
+        raise UnsupportedError(reason, application=index, is_expected=True)
 
 
 def _plan_alone(spec: KernelSpec, described: Sequence[TensorDesc]) -> Callable[[list[Any]], list[torch.Tensor]]:

@@ -99,13 +99,14 @@ def map_in_threads(function: Callable[[T], V], items: Sequence[T], count: int) -
     pool = ThreadPoolExecutor(min(count, len(items)), "fuser")
     try:
         try:
-            futures = [pool.submit(function, item) for item in items]
+            results = pool.map(function, items)
         except RuntimeError:  # At its end the interpreter gives no threads any more.
             return list(map(function, items))
-        return [future.result() for future in futures]
+        return list(results)
     finally:
-        error = sys.exception()
-        pool.shutdown(wait=error is None or isinstance(error, Exception), cancel_futures=True)
+        # No variable here leads to the error, nor to what holds it: its traceback has this frame, and a cycle of them
+        # would keep all that the callers' frames hold, tensors too, until the garbage collector comes.
+        pool.shutdown(wait=isinstance(sys.exception(), Exception | None), cancel_futures=True)
 
 
 def await_before_fork(lock: Lock) -> None:

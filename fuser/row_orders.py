@@ -53,19 +53,18 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
         desc = values[item.tensors[0]].desc
         assert desc.dtype is not None, "numbers are not reduced"
         dims = reduction.normalize_dims(len(desc.shape))
-        error = None
+        # Why only torch's kernel serves, and whether that is what strict numerics ask for.
+        reason, is_expected = "", True
         if op is not None and op.needs_elements and any(desc.shape[dim] == 0 for dim in dims):
-            error = UnsupportedError(f"op {op.name!r} on nothing")
+            reason, is_expected = f"op {op.name!r} on nothing", False
         elif reduction.scans and 0 not in desc.shape and not _is_scanned(desc, dims, device):
-            error = UnsupportedError(f"op {item.function.name!r} of rows that torch has another kernel for")
-            error.is_expected = True
+            reason = f"op {item.function.name!r} of rows that torch has another kernel for"
         elif (
             device.type == "cpu"
             and item.tensors[0] < len(group.inputs)
             and _suits_torch(group, item.function.op, desc, dims)
         ):
-            error = UnsupportedError(f"op {item.function.name!r} of rows or columns that torch is as fast with")
-            error.is_expected = True
+            reason = f"op {item.function.name!r} of rows or columns that torch is as fast with"
         elif (
             0 in desc.shape
             or reduction.order in ANY_ORDER
@@ -99,12 +98,10 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
             if order is None and not group.is_strict:
                 continue
             if order is None:
-                error = UnsupportedError(f"op {item.function.name!r} on {desc.dtype} in torch's own order")
-                error.is_expected = True
+                reason = f"op {item.function.name!r} on {desc.dtype} in torch's own order"
             orders[index] = order
-        if error is not None:
-            error.application = index
-            raise error
+        if reason:
+            raise UnsupportedError(reason, application=index, is_expected=is_expected)
     return orders
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import linecache
 import operator
 import traceback
@@ -17,6 +18,7 @@ from functors import draw, functor
 from torch import fx, nn
 
 import fuser
+from fuser import order_check, planner
 from fuser.errors import ArgumentError
 from fuser.fx import backend
 from fuser.fx.backend import fuser_backend, read_options
@@ -360,6 +362,33 @@ def test_cuda_graphs_train_as_eager_does() -> None:
     torch.compiler.cudagraph_mark_step_begin()
     compiled(x).square().sum().backward()
     assert fuser.stats()["launches"] == before
+
+
+@pytest.mark.cuda
+def test_cuda_graphs_hold_what_stays_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Torch looks at the graphs' memory after each first call: nothing may live on that nobody asks for any more.
+    monkeypatch.setattr(planner, "is_kept", lambda *_: False)
+    monkeypatch.setattr(order_check.OrderCase, "verdict", lambda _: None)
+    torch.manual_seed(0)
+    layers = nn.ModuleList(nn.Sequential(nn.LayerNorm(96), nn.Linear(96, 96), nn.GELU()) for _ in range(3)).cuda()
+    twins = copy.deepcopy(layers)
+
+    def step(run: Callable[..., torch.Tensor], layers: nn.ModuleList, x: torch.Tensor) -> None:
+        torch.compiler.cudagraph_mark_step_begin()
+        for layer in layers:
+            layer.zero_grad()
+            x = run(layer, x)
+        x.square().sum().backward()
+
+    compiled = torch.compile(
+        lambda layer, x: layer(x) + x, backend="fuser", options={"cuda_graphs": True}, dynamic=True
+    )
+    for number in range(5):
+        x = draw((3, 20 + number // 4, 96), torch.float32, seed=number).cuda()
+        step(compiled, layers, x)
+        step(lambda layer, x: layer(x) + x, twins, x)
+        for mine, theirs in zip(layers.parameters(), twins.parameters(), strict=True):
+            assert torch.equal(mine.grad, theirs.grad)
 
 
 @pytest.mark.cpu

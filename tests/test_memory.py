@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import fuser
+from fuser import compiler, executor, order_check, planner
 from fuser.library import split_inputs
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("uncollected")]
@@ -81,10 +82,14 @@ KINDS = [*((name, torch.float32) for name in ROUTES), ("a functor", torch.comple
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(("name", "dtype"), KINDS, ids=str)
 def test_no_call_keeps_its_tensors(name: str, dtype: torch.dtype) -> None:
-    function = ROUTES[name]()
+    assert_lets_go(ROUTES[name](), lambda: torch.randn(3, 4, dtype=dtype))
+
+
+def assert_lets_go(function: Callable[[Tensor], Any], draw: Callable[[], Tensor]) -> None:
+    """Assert that calls, first ones and later ones, with gradients and without, leave nobody who refers to x."""
 
     def call(*, is_differentiated: bool) -> weakref.ref[Tensor]:
-        x = torch.randn(3, 4, dtype=dtype).requires_grad_(is_differentiated)
+        x = draw().requires_grad_(is_differentiated)
         made = function(x)
         if is_differentiated:
             (made[0] if isinstance(made, list) else made).abs().sum().backward()
@@ -92,6 +97,25 @@ def test_no_call_keeps_its_tensors(name: str, dtype: torch.dtype) -> None:
 
     for is_differentiated in (False, False, True, True):
         assert call(is_differentiated=is_differentiated)() is None
+
+
+SUMS: dict[str, Callable[[], Callable[[Tensor], Any]]] = {
+    "a fused function": lambda: fuser.fuse(lambda x: (x * 2).exp().sum(-1) + 1),
+    "a compiled function": lambda: torch.compile(lambda x: (x * 2).exp().sum(-1) + 1, backend="fuser", dynamic=True),
+}
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", SUMS)
+def test_a_call_that_stays_torchs_in_part_keeps_none_either(
+    name: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What says so was raised, maybe in another thread, and had the frames of all callers in its traceback.
+    monkeypatch.setattr(planner, "is_kept", lambda *_: False)
+    monkeypatch.setattr(order_check.OrderCase, "verdict", lambda _: None)
+    monkeypatch.setattr(compiler, "core_count", lambda: threads)
+    monkeypatch.setattr(executor, "_plans", {})
+    assert_lets_go(SUMS[name](), lambda: torch.randn(40, 64))
 
 
 class Model:

@@ -351,6 +351,4 @@ def _is_elementwise(function: Function) -> bool:
 
 
 def _refuse(origin: int, reason: str) -> UnsupportedError:
-    error = UnsupportedError(reason)
-    error.application = origin
-    return error
+    return UnsupportedError(reason, application=origin)
