@@ -150,8 +150,8 @@ class UnsupportedError(FuserError, RuntimeError):
         is_expected: whether torch's kernel is what strict numerics ask for here: nobody is warned.
     """
 
-    # Given at once: a variable for an error, in a function that raises it, makes a cycle with its traceback, which keeps
-    # all that the callers' frames hold, tensors too, until the garbage collector comes.
+    # Given at once: a variable for an error, where it is raised, makes a cycle with its traceback, which keeps all that
+    # the callers' frames hold, tensors too, until the garbage collector comes.
     def __init__(self, *arguments: object, application: int = -1, is_expected: bool = False) -> None:
         super().__init__(*arguments)
         self.application = application
