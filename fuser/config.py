@@ -81,7 +81,10 @@ def _parse_int(value: Any, least: int) -> int:
 
 def parse_seconds(value: Any) -> float:
     """Accept a positive number of seconds."""
-    seconds = float(value)
+    try:
+        seconds = float(value)
+    except (ValueError, TypeError):
+        seconds = math.nan
     if not 0 < seconds < math.inf:
         raise ValueError("must be a positive number of seconds")
     return seconds
@@ -92,12 +95,16 @@ def parse_optional_str(value: Any) -> str | None:
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(text, str | None):
         raise TypeError("must be a text or a path, or None")
+    if text and "\0" in text:
+        raise ValueError("no path has a NUL in it")
     return text if text and text.strip() else None
 
 
 def parse_artifacts(value: Any) -> frozenset[str]:
     """Accept a comma-separated text or an iterable of names of artifacts."""
-    names = value.split(",") if isinstance(value, str) else value
+    names = value.split(",") if isinstance(value, str) else list(value) if isinstance(value, Iterable) else [value]
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError("must be a text or names of artifacts")
     artifacts = frozenset(name.strip() for name in names if name.strip())
     unknown = artifacts - log.ARTIFACTS.keys()
     if unknown:
@@ -392,7 +399,7 @@ class Config:
 def _checked(setting: Setting, value: Any, where: str) -> Any:
     try:
         return setting.parse(value)
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError) as error:
         raise ValueError(f"{where}={value!r}: {error}") from None
 
 

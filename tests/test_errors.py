@@ -373,6 +373,12 @@ def test_wrong_arguments_are_named(call: Callable[[Any], Any], kind: type, messa
         ("cache_dir", 3, "must be a text or a path, or None"),
         ("dump", b"/tmp", "must be a text or a path, or None"),
         ("cxx", False, "must be a text or a path, or None"),
+        ("cxx", "g++ \0", "no path has a NUL in it"),
+        ("cache_dir", "a\0b", "no path has a NUL in it"),
+        ("lock_timeout", None, "must be a positive number of seconds"),
+        ("compile_timeout", "long", "must be a positive number of seconds"),
+        ("logs", None, "must be a text or names of artifacts"),
+        ("logs", [1], "must be a text or names of artifacts"),
     ],
 )
 def test_a_value_that_a_setting_does_not_take(name: str, value: Any, message: str) -> None:
