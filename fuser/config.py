@@ -388,6 +388,10 @@ class Config:
         names = [setting.name for setting in SETTINGS if setting.changes_code]
         return tuple((name, others.get(name, getattr(self, name))) for name in names)
 
+    def __reduce__(self) -> str:
+        # Copied and pickled by name: what remembers plans listens to one, and takes what a copy says for its word.
+        return "config"
+
     def __dir__(self) -> list[str]:
         # What is for users: the rest serves other stages.
         return [*(name for name in super().__dir__() if name.startswith("__")), *_TABLE, "patch"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 import traceback
 import warnings
@@ -397,6 +399,12 @@ def test_a_setting_cannot_be_deleted() -> None:
     assert fuser.config.max_plans == 1024
     with fuser.config.patch(cache_dir=Path("some/where")):  # type: ignore[arg-type]
         assert fuser.config.cache_dir == "some/where"
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda item: pickle.loads(pickle.dumps(item))])
+def test_the_settings_of_a_process_are_one_object(duplicate: Callable[[Any], Any]) -> None:
+    assert duplicate(fuser.config) is fuser.config
+    assert duplicate([fuser.config])[0] is fuser.config
 
 
 def test_a_setting_that_there_is_not() -> None:
