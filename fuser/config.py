@@ -11,6 +11,7 @@ import itertools
 import math
 import operator
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, Unpack
@@ -407,4 +408,15 @@ def _checked(setting: Setting, value: Any, where: str) -> Any:
         raise ValueError(f"{where}={value!r}: {error}") from None
 
 
-config = Config()
+def _is_command() -> bool:
+    # While Python looks for what follows -m, that is all that sys.argv says of the program.
+    return sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)].removeprefix("-m") == "fuser"
+
+
+try:
+    config = Config()
+except ValueError as error:
+    if _is_command():
+        # As the command line says all that is wrong; its own code comes after this.
+        sys.exit(str(error))
+    raise

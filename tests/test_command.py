@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -25,6 +26,11 @@ def file(tmp_path: Path) -> Path:
     path = tmp_path / "axpy.h"
     path.write_text(AXPY)
     return path
+
+
+def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, *arguments]
+    return subprocess.run(line, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
 
 
 def test_info(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,6 +269,18 @@ def test_what_cannot_be_done_is_one_line(
     shown = capsys.readouterr().err
     assert told in shown
     assert len(shown.splitlines()) == 1
+
+
+@pytest.mark.parametrize("module", [("-m", "fuser"), ("-mfuser",)])
+def test_a_setting_that_makes_no_sense_is_one_line(module: tuple[str, ...]) -> None:
+    done = run_python("-X", "utf8", *module, "info", FUSER_NUMERICS="loose")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "FUSER_NUMERICS='loose': must be one of strict, fast\n"
+
+
+def test_a_setting_that_makes_no_sense_leaves_the_import_of_a_program() -> None:
+    done = run_python("-c", "try: import fuser\nexcept ValueError as error: print(error)", "-m", FUSER_NUMERICS="loose")
+    assert done.stdout == "FUSER_NUMERICS='loose': must be one of strict, fast\n"
 
 
 def test_an_interrupt_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
