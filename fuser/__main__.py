@@ -25,6 +25,8 @@ from fuser.dtypes import DTYPES
 from fuser.errors import ArgumentError, DeviceError, FuserError, suggest
 from fuser.python_launcher import PythonLauncher
 
+# Not the module's own documentation, which -OO takes away.
+WHAT = "The machine, what a functor's text becomes, what is kept on disk, which group is wrong."
 BOLD, RED, GREEN, YELLOW = 1, 31, 32, 33
 # As shells have it of a program that SIGINT ends.
 INTERRUPTED = 130
@@ -53,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m fuser", description=__doc__.replace("``", ""))
+    parser = argparse.ArgumentParser(prog="python -m fuser", description=WHAT)
     parser.add_argument("--version", action="version", version=f"fuser {fuser.__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     shown = commands.add_parser("demo", help="run four functors as one launch, beside eager torch")
