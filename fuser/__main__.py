@@ -217,8 +217,8 @@ def _read_dtype(name: str) -> torch.dtype:
 
 
 def _read_count(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"a whole number above 0 is wanted, got {text!r}")
+    if not text.isdecimal() or not 0 < int(text) <= sys.maxsize:
+        raise argparse.ArgumentTypeError(f"a whole number above 0, of 64 bits, is wanted, got {text!r}")
     return int(text)
 
 

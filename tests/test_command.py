@@ -234,6 +234,7 @@ def test_info_without_a_compiler(capsys: pytest.CaptureFixture[str]) -> None:
         "check",
         "bisect",
         "demo --size 0",
+        "demo --size 9223372036854775808",
         "bench f.h --sizes -4",
         "bench f.h --seconds 0",
         "bench f.h --seconds soon",
