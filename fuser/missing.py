@@ -22,11 +22,12 @@ def name_warmup(group: FusionGroup, inputs: Sequence[TensorDesc], out: Sequence[
     into = [f"out=({written})" if len(out) > 1 else f"out={written}"] if out else []
     if any(item.function.isolation is not Isolation.FULL for item in group.applications):
         return f"a warm-up with backward=True covers it; among the tensors of the gradient: {', '.join(samples)}"
-    application = group.applications[0]
+    # An index is part of the functor that receives it, and no argument of its calls.
+    application, *others = [item for item in group.applications if item.function.op != "index"] or group.applications
     function = application.function
-    if len(group.applications) > 1 or function.op is not None:
+    if others or function.op is not None:
         return f"the warm-up of what calls it covers it, here with {', '.join(samples + into)}; {_RANGES}"
-    given = [samples[value] for value in application.tensors]
+    given = [samples[value] for value in application.tensors if value < len(samples)]
     names = (parameter.name for parameter in function.scalars)
     given += [f"{name}={samples[value]}" for name, value in zip(names, application.scalars, strict=True)]
     if function.reduction is not None:

@@ -287,6 +287,18 @@ def test_two_tensors_that_are_written_to_are_warmed_up_for_a_range() -> None:
 
 
 @pytest.mark.cpu
+def test_a_functor_with_an_index_is_named() -> None:
+    own = fuser.jit_fn("template <typename T> T warm_index(T x, int64_t i, T y) { return x + i * y; }", index="i")
+    with fuser.config.patch(no_compile=True), pytest.raises(NoCompileError) as raised:
+        own(WIDE, 2)
+    sample = "torch.empty_strided((4, 8), (8, 1), dtype=torch.float64, device='cpu')"
+    assert f"; warm_index.warmup({sample}, 1) covers it" in str(raised.value)
+    own.warmup(WIDE, 1)
+    with fuser.config.patch(no_compile=True):
+        own(WIDE, 2)
+
+
+@pytest.mark.cpu
 def test_control_flow_and_groups_apart_are_followed() -> None:
     own = fuser.create_jit_fn(AXPY.replace("axpy", "warm_two"), alpha=1.0)
 
