@@ -7,6 +7,7 @@ import errno
 import importlib.util
 import math
 import os
+import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -178,7 +179,7 @@ def find_culprit(options: argparse.Namespace) -> int:
         return 1
     print(f"it passes with {found.number - 1} groups, and fails with this one, number {found.number}:")
     print(found.group)
-    print(f"python {found.script} runs it alone")
+    print(f"python {shlex.quote(str(found.script))} runs it alone")
     return 0
 
 

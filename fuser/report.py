@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 import traceback
 from collections.abc import Sequence
@@ -61,7 +62,7 @@ def _write_script(spec: KernelSpec, inputs: Sequence[TensorDesc], error: Excepti
         script = folder / f"reproduce-{spec.key:016x}.py"
         # Names of files in the traceback may have bytes that are no UTF-8.
         script.write_text(text, encoding="utf-8", errors="backslashreplace")
-        where = f"python {script} shows it: please report it with that file"
+        where = f"python {shlex.quote(str(script))} shows it: please report it with that file"
     except (OSError, RuntimeError) as problem:
         where = f"no script shows it: {problem}"
     return f"fuser failed ({what}); {where}"

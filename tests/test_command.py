@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import warnings
@@ -332,10 +333,11 @@ for given in (x, torch.cat([x, x * 99])):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["reduces", "lists", "symbolic"])
 def test_bisect(tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str) -> None:
-    script, folder = tmp_path / "wrong.py", tmp_path / "found"
+    script, folder = tmp_path / 'wr\\ung """é".py', tmp_path / "it's found"
     script.write_text(WRONG)
     assert main(["bisect", "--folder", str(folder), str(script), case]) == 0
     shown = capsys.readouterr().out
+    assert shlex.split(shown.splitlines()[-1]) == ["python", f"{folder}/reproduce.py", "runs", "it", "alone"]
     assert re.search(r"it passes with \d groups, and fails with this one, number \d:", shown)
     assert "tanh(" in shown
     done = subprocess.run([sys.executable, folder / "reproduce.py"], capture_output=True, text=True, check=True)
