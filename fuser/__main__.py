@@ -7,6 +7,7 @@ import errno
 import importlib.util
 import math
 import os
+import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +26,8 @@ from fuser.dtypes import DTYPES
 from fuser.errors import ArgumentError, DeviceError, FuserError, suggest
 from fuser.python_launcher import PythonLauncher
 
+# Not the module's own documentation, which -OO takes away.
+WHAT = "The machine, what a functor's text becomes, what is kept on disk, which group is wrong."
 BOLD, RED, GREEN, YELLOW = 1, 31, 32, 33
 # As shells have it of a program that SIGINT ends.
 INTERRUPTED = 130
@@ -53,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m fuser", description=__doc__.replace("``", ""))
+    parser = argparse.ArgumentParser(prog="python -m fuser", description=WHAT)
     parser.add_argument("--version", action="version", version=f"fuser {fuser.__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     shown = commands.add_parser("demo", help="run four functors as one launch, beside eager torch")
@@ -176,7 +179,7 @@ def find_culprit(options: argparse.Namespace) -> int:
         return 1
     print(f"it passes with {found.number - 1} groups, and fails with this one, number {found.number}:")
     print(found.group)
-    print(f"python {found.script} runs it alone")
+    print(f"python {shlex.quote(str(found.script))} runs it alone")
     return 0
 
 
@@ -215,8 +218,8 @@ def _read_dtype(name: str) -> torch.dtype:
 
 
 def _read_count(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"a whole number above 0 is wanted, got {text!r}")
+    if not text.isdecimal() or not 0 < int(text) <= sys.maxsize:
+        raise argparse.ArgumentTypeError(f"a whole number above 0, of 64 bits, is wanted, got {text!r}")
     return int(text)
 
 

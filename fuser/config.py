@@ -11,6 +11,7 @@ import itertools
 import math
 import operator
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, Unpack
@@ -81,7 +82,10 @@ def _parse_int(value: Any, least: int) -> int:
 
 def parse_seconds(value: Any) -> float:
     """Accept a positive number of seconds."""
-    seconds = float(value)
+    try:
+        seconds = float(value)
+    except (ValueError, TypeError):
+        seconds = math.nan
     if not 0 < seconds < math.inf:
         raise ValueError("must be a positive number of seconds")
     return seconds
@@ -92,12 +96,16 @@ def parse_optional_str(value: Any) -> str | None:
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(text, str | None):
         raise TypeError("must be a text or a path, or None")
+    if text and "\0" in text:
+        raise ValueError("no path has a NUL in it")
     return text if text and text.strip() else None
 
 
 def parse_artifacts(value: Any) -> frozenset[str]:
     """Accept a comma-separated text or an iterable of names of artifacts."""
-    names = value.split(",") if isinstance(value, str) else value
+    names = value.split(",") if isinstance(value, str) else list(value) if isinstance(value, Iterable) else [value]
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError("must be a text or names of artifacts")
     artifacts = frozenset(name.strip() for name in names if name.strip())
     unknown = artifacts - log.ARTIFACTS.keys()
     if unknown:
@@ -381,6 +389,10 @@ class Config:
         names = [setting.name for setting in SETTINGS if setting.changes_code]
         return tuple((name, others.get(name, getattr(self, name))) for name in names)
 
+    def __reduce__(self) -> str:
+        # Copied and pickled by name: what remembers plans listens to one, and takes what a copy says for its word.
+        return "config"
+
     def __dir__(self) -> list[str]:
         # What is for users: the rest serves other stages.
         return [*(name for name in super().__dir__() if name.startswith("__")), *_TABLE, "patch"]
@@ -392,8 +404,19 @@ class Config:
 def _checked(setting: Setting, value: Any, where: str) -> Any:
     try:
         return setting.parse(value)
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError) as error:
         raise ValueError(f"{where}={value!r}: {error}") from None
 
 
-config = Config()
+def _is_command() -> bool:
+    # While Python looks for what follows -m, that is all that sys.argv says of the program.
+    return sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)].removeprefix("-m") == "fuser"
+
+
+try:
+    config = Config()
+except ValueError as error:
+    if _is_command():
+        # As the command line says all that is wrong; its own code comes after this.
+        sys.exit(str(error))
+    raise

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import torch
 from torch import fx
@@ -167,17 +167,26 @@ def debug_launch_graph(group: FusionGroup, inputs: Sequence[Any]) -> list[torch.
     return run(register(group), group.fill_inputs(inputs))
 
 
+_Explained: TypeAlias = (
+    FusedFunction[..., Any] | FusedModule | JitFunction[Any] | ReductionFunction | FusionGroup | fx.GraphModule
+)
+
+
+@overload
+def explain(target: _Explained, *args: Any, **kwargs: Any) -> Explanation: ...
+@overload
+def explain(target: Callable[..., Any], *args: Any, **kwargs: Any) -> CompiledExplanation: ...
 @shows_users_frames
 def explain(target: Any, *args: Any, **kwargs: Any) -> Explanation | CompiledExplanation:
     """Say which nodes fuse into which kernel, which do not, and why.
 
     Args:
-        target: a fused function or module, a functor, a reduction (of all dimensions), a graph module with fusion
-            nodes, a FusionGroup, or what torch.compile made: its forward and backward graphs, with the bytes that
-            fusion saves and those that are left. It is compiled once more for that.
+        target: a fused function or module, a functor, a reduction, a graph module with fusion nodes, a FusionGroup, or
+            what torch.compile made: its forward and backward graphs, with the bytes that fusion saves and those that
+            are left. It is compiled once more for that.
         *args: example inputs; with them a graph is run, and kernel texts and fallback reasons are worked out. What
             torch.compile made is called for that: it changes what its calls change (buffers, random state, arguments).
-        **kwargs: those by name, of what torch.compile made.
+        **kwargs: those by name, of what is called with them.
 
     Raises:
         ArgumentError: the target is none of these. Else as calls.
@@ -187,17 +196,20 @@ def explain(target: Any, *args: Any, **kwargs: Any) -> Explanation | CompiledExp
 
         return CompiledExplanation(tuple(map(_explain_recorded, record_graphs(target, args, kwargs))))
     if isinstance(target, ReductionFunction):
-        target = target.along()
+        target = target.along(kwargs.pop("dim", None), keepdim=kwargs.pop("keepdim", False))
+    if kwargs and isinstance(target, FusionGroup | fx.GraphModule):
+        raise ArgumentError(f"explain takes what a group or a graph is called with by position, got {min(kwargs)!r}")
     if isinstance(target, FusionGroup):
         return Explanation((_report(target, (), args),), ())
     if isinstance(target, JitFunction):
         count = len(args) or len(target.tensor_names)
         # A scalar that every call must give stands as some number.
-        scalars = [target.defaults.get(name, 1.0) for name in target.scalar_names]
-        return Explanation((_report(target.spec(count).group, (), [*args, *scalars] if args else []),), ())
+        scalars = target.bind_scalars({**dict.fromkeys(target.scalar_names, 1.0), **target.defaults, **kwargs})
+        inputs = [*args, *scalars.values()] if args else []
+        return Explanation((_report(target.spec(count).group, (), inputs),), ())
     module: Any = target.fused if isinstance(target, FusedModule) else target
     if isinstance(module, FusedFunction):
-        module, args = module.graph_for(args) if args else (module.graph_module, ())
+        module, args = module.graph_for(args, kwargs) if args or kwargs else (module.graph_module, ())
     if not isinstance(module, fx.GraphModule):
         takes = "explain takes a fused function, functor, graph module or group"
         hint = "; fuser.fuse or torch.compile makes one of it" if callable(target) else ""

@@ -240,7 +240,9 @@ class JitFunction(Replayer, Generic[R]):
             warnings.warn(f"{name!r} has no eager version: {obstacle}", stacklevel=2)
 
     @shows_users_frames
-    def warmup(self, *tensors: Any, dynamic_shapes: Any = None, backward: bool = False, **scalars: Any) -> None:
+    def warmup(
+        self, *tensors: Any, out: Any = None, dynamic_shapes: Any = None, backward: bool = False, **scalars: Any
+    ) -> None:
         """Compile the kernels that calls need, without launching any; arguments as ``FusedFunction.warmup`` has them.
 
         Raises:
@@ -249,7 +251,8 @@ class JitFunction(Replayer, Generic[R]):
         names = [*self.tensor_names]
         from fuser.warming.symbolic import warm_up  # noqa: PLC0415 - most programs warm nothing up
 
-        warm_up(self, tensors, scalars, names=names, dynamic_shapes=dynamic_shapes, backward=backward)
+        given = scalars if out is None else {**scalars, "out": out}
+        warm_up(self, tensors, given, names=names, dynamic_shapes=dynamic_shapes, backward=backward)
 
     def with_tensors(self, names: tuple[str, ...]) -> JitFunction:
         """Return this function with some scalars as tensors, which take no part in promotion."""

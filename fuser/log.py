@@ -29,10 +29,18 @@ _LOGGERS = {name: logging.getLogger(f"fuser.{name}") for name in ARTIFACTS}
 
 
 class _ToStderr(logging.StreamHandler[TextIO]):
-    def emit(self, record: logging.LogRecord) -> None:
-        # Whatever it is by now: notebooks and tests put others in its place.
-        self.setStream(sys.stderr)
-        super().emit(record)
+    @property
+    def stream(self) -> TextIO:
+        # Whatever it is by now: notebooks and tests put others in its place, and close those that were there.
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, value: TextIO) -> None:
+        pass
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        # It is about stderr, where nobody would read of it; a call is not to fail for that.
+        pass
 
 
 _handler = _ToStderr()

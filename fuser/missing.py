@@ -11,25 +11,28 @@ __all__ = ["name_warmup"]
 _RANGES = "with dynamic_shapes= also other sizes"
 
 
-def name_warmup(group: FusionGroup, inputs: Sequence[TensorDesc]) -> str:
+def name_warmup(group: FusionGroup, inputs: Sequence[TensorDesc], out: Sequence[TensorDesc] = ()) -> str:
     """Return a sentence with the call that compiles what a call of a group lacks.
 
     Of a functor's own call it can be run as it stands. Of other groups only their tensors are known here, not the
     function, the module or the model that they are part of.
     """
     samples = [_write_sample(item) for item in inputs]
+    written = ", ".join(map(_write_sample, out))
+    into = [f"out=({written})" if len(out) > 1 else f"out={written}"] if out else []
     if any(item.function.isolation is not Isolation.FULL for item in group.applications):
         return f"a warm-up with backward=True covers it; among the tensors of the gradient: {', '.join(samples)}"
-    application = group.applications[0]
+    # An index is part of the functor that receives it, and no argument of its calls.
+    application, *others = [item for item in group.applications if item.function.op != "index"] or group.applications
     function = application.function
-    if len(group.applications) > 1 or function.op is not None:
-        return f"the warm-up of what calls it covers it, here with {', '.join(samples)}; {_RANGES}"
-    given = [samples[value] for value in application.tensors]
+    if others or function.op is not None:
+        return f"the warm-up of what calls it covers it, here with {', '.join(samples + into)}; {_RANGES}"
+    given = [samples[value] for value in application.tensors if value < len(samples)]
     names = (parameter.name for parameter in function.scalars)
     given += [f"{name}={samples[value]}" for name, value in zip(names, application.scalars, strict=True)]
     if function.reduction is not None:
         given += [f"dim={function.reduction.dims}", f"keepdim={function.reduction.keepdim}"]
-    return f"{function.name}.warmup({', '.join(given)}) covers it, {_RANGES}"
+    return f"{function.name}.warmup({', '.join(given + into)}) covers it, {_RANGES}"
 
 
 def _write_sample(item: TensorDesc) -> str:

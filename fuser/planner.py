@@ -120,7 +120,7 @@ def make_plan(
     except NoCompileError as error:
         if not config.no_compile:
             raise
-        raise NoCompileError(f"{error}; {name_warmup(spec.group, inputs)}") from None
+        raise NoCompileError(f"{error}; {name_warmup(spec.group, inputs, out)}") from None
     except Exception as error:
         if not allow_fallback or not is_internal(error):
             raise
@@ -128,7 +128,7 @@ def make_plan(
 
 
 def find_texts(
-    spec: KernelSpec, inputs: Sequence[TensorDesc], *, trusts_orders: bool = False
+    spec: KernelSpec, inputs: Sequence[TensorDesc], out: Sequence[TensorDesc] = (), *, trusts_orders: bool = False
 ) -> list[tuple[KernelSpec, ArgSpec]]:
     """Return what the kernels of a call on this machine are compiled from; as ``make_plan``, which compiles them.
 
@@ -142,7 +142,7 @@ def find_texts(
     _check_can_fuse(device)
     for case in () if trusts_orders else _find_cases(spec, expanded, device, orders):
         _check_order(*case)
-    parts = _cut_and_order(expanded, expanded.lay_out(expanded.outputs), device, orders)
+    parts = _cut_and_order(expanded, expanded.lay_out(_laid_out_as(out, expanded.outputs)), device, orders)
     return [(part.spec, part.args) for part in parts if not part.space.is_empty]
 
 

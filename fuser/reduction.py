@@ -210,6 +210,7 @@ class ReductionFunction:
         *tensors: Any,
         dim: Any = None,
         keepdim: bool = False,
+        out: Any = None,
         dynamic_shapes: Any = None,
         backward: bool = False,
         **scalars: Any,
@@ -219,7 +220,8 @@ class ReductionFunction:
         Raises:
             ArgumentError: ``dynamic_shapes`` does not fit. Else as calls.
         """
-        self.along(dim, keepdim=keepdim).warmup(*tensors, dynamic_shapes=dynamic_shapes, backward=backward, **scalars)
+        own = self.along(dim, keepdim=keepdim)
+        own.warmup(*tensors, out=out, dynamic_shapes=dynamic_shapes, backward=backward, **scalars)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ReductionFunction, (self.function, self.defaults, self.index)

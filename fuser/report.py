@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 import traceback
 from collections.abc import Sequence
@@ -21,6 +22,9 @@ __all__ = ["MISTAKES", "is_internal", "report"]
 # What a mistake in a program raises.
 MISTAKES = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError, ValueError)
 
+# The reason, by group and line: calls of other shapes would write scripts without end, and each would be warned of.
+_reported: dict[tuple[int, str, int | None, str | None], str] = {}
+
 
 def is_internal(error: Exception) -> bool:
     """Whether an exception, caught around code that calls nothing of the user's, is a mistake of fuser's."""
@@ -30,7 +34,18 @@ def is_internal(error: Exception) -> bool:
 
 
 def report(spec: KernelSpec, inputs: Sequence[TensorDesc], error: Exception) -> UnsupportedError:
-    """Write a script that makes the call again, and return the reason why the call is not fused."""
+    """Write a script that makes the call again, and return the reason why the call is not fused.
+
+    Of a mistake of one line's there is one script for each group.
+    """
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    key = (spec.key, place.filename, place.lineno, config.dump)
+    if key not in _reported:
+        _reported[key] = _write_script(spec, inputs, error)
+    return UnsupportedError(_reported[key])
+
+
+def _write_script(spec: KernelSpec, inputs: Sequence[TensorDesc], error: Exception) -> str:
     what = f"{type(error).__name__}: {error}".strip(": ")
     lines = "\n".join(f"    {_rebuild(item)}," for item in inputs)
     text = _SCRIPT.format(
@@ -45,11 +60,12 @@ def report(spec: KernelSpec, inputs: Sequence[TensorDesc], error: Exception) -> 
         folder = Path(config.dump or tempfile.mkdtemp(prefix="fuser-report-")).expanduser()
         folder.mkdir(parents=True, exist_ok=True)
         script = folder / f"reproduce-{spec.key:016x}.py"
-        script.write_text(text, encoding="utf-8")
-        where = f"python {script} shows it: please report it with that file"
+        # Names of files in the traceback may have bytes that are no UTF-8.
+        script.write_text(text, encoding="utf-8", errors="backslashreplace")
+        where = f"python {shlex.quote(str(script))} shows it: please report it with that file"
     except (OSError, RuntimeError) as problem:
         where = f"no script shows it: {problem}"
-    return UnsupportedError(f"fuser failed ({what}); {where}")
+    return f"fuser failed ({what}); {where}"
 
 
 def _rebuild(item: TensorDesc) -> str:

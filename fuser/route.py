@@ -234,6 +234,8 @@ def _serve(made: GroupCall, routed: Routed) -> Sequence[torch.Tensor]:
 def _run_kernel(made: GroupCall) -> list[torch.Tensor]:
     follower = current()
     if follower is not None:
+        if made.out is not None:
+            return follower.run_into(made.spec, made.inputs, made.out)
         return follower.run(made.spec, made.inputs)
     results, plan = run_planned(made.spec, made.inputs, made.out)
     if plan is not None and made.launcher is not None:

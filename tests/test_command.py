@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
 import subprocess
 import sys
 import warnings
@@ -25,6 +27,11 @@ def file(tmp_path: Path) -> Path:
     path = tmp_path / "axpy.h"
     path.write_text(AXPY)
     return path
+
+
+def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, *arguments]
+    return subprocess.run(line, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
 
 
 def test_info(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,6 +235,7 @@ def test_info_without_a_compiler(capsys: pytest.CaptureFixture[str]) -> None:
         "check",
         "bisect",
         "demo --size 0",
+        "demo --size 9223372036854775808",
         "bench f.h --sizes -4",
         "bench f.h --seconds 0",
         "bench f.h --seconds soon",
@@ -263,6 +271,23 @@ def test_what_cannot_be_done_is_one_line(
     shown = capsys.readouterr().err
     assert told in shown
     assert len(shown.splitlines()) == 1
+
+
+@pytest.mark.parametrize("module", [("-m", "fuser"), ("-mfuser",)])
+def test_a_setting_that_makes_no_sense_is_one_line(module: tuple[str, ...]) -> None:
+    done = run_python("-X", "utf8", *module, "info", FUSER_NUMERICS="loose")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "FUSER_NUMERICS='loose': must be one of strict, fast\n"
+
+
+def test_a_setting_that_makes_no_sense_leaves_the_import_of_a_program() -> None:
+    done = run_python("-c", "try: import fuser\nexcept ValueError as error: print(error)", "-m", FUSER_NUMERICS="loose")
+    assert done.stdout == "FUSER_NUMERICS='loose': must be one of strict, fast\n"
+
+
+def test_a_command_needs_no_documentation_of_modules(file: Path) -> None:
+    done = run_python("-OO", "-m", "fuser", "check", str(file), "--scalar", "alpha", "--device", "cpu")
+    assert (done.returncode, done.stdout) == (0, "axpy(x, y, *, alpha) compiles\n")
 
 
 def test_an_interrupt_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -308,10 +333,11 @@ for given in (x, torch.cat([x, x * 99])):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["reduces", "lists", "symbolic"])
 def test_bisect(tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str) -> None:
-    script, folder = tmp_path / "wrong.py", tmp_path / "found"
+    script, folder = tmp_path / 'wr\\ung """é".py', tmp_path / "it's found"
     script.write_text(WRONG)
     assert main(["bisect", "--folder", str(folder), str(script), case]) == 0
     shown = capsys.readouterr().out
+    assert shlex.split(shown.splitlines()[-1]) == ["python", f"{folder}/reproduce.py", "runs", "it", "alone"]
     assert re.search(r"it passes with \d groups, and fails with this one, number \d:", shown)
     assert "tanh(" in shown
     done = subprocess.run([sys.executable, folder / "reproduce.py"], capture_output=True, text=True, check=True)

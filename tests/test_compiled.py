@@ -85,6 +85,8 @@ def test_fuel_of_a_compiled_model() -> None:
         fuser.reset_stats()
         torch.testing.assert_close(compiled(x), model(x))
         launches.append(fuser.stats()["launches"])
+        forward = fuser.explain(compiled, x).graphs[0]
+        assert len(forward.groups) == launches[-1]
     assert launches == [2, 1, 0]
 
 

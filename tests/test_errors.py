@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 import traceback
 import warnings
@@ -373,6 +375,12 @@ def test_wrong_arguments_are_named(call: Callable[[Any], Any], kind: type, messa
         ("cache_dir", 3, "must be a text or a path, or None"),
         ("dump", b"/tmp", "must be a text or a path, or None"),
         ("cxx", False, "must be a text or a path, or None"),
+        ("cxx", "g++ \0", "no path has a NUL in it"),
+        ("cache_dir", "a\0b", "no path has a NUL in it"),
+        ("lock_timeout", None, "must be a positive number of seconds"),
+        ("compile_timeout", "long", "must be a positive number of seconds"),
+        ("logs", None, "must be a text or names of artifacts"),
+        ("logs", [1], "must be a text or names of artifacts"),
     ],
 )
 def test_a_value_that_a_setting_does_not_take(name: str, value: Any, message: str) -> None:
@@ -391,6 +399,12 @@ def test_a_setting_cannot_be_deleted() -> None:
     assert fuser.config.max_plans == 1024
     with fuser.config.patch(cache_dir=Path("some/where")):  # type: ignore[arg-type]
         assert fuser.config.cache_dir == "some/where"
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda item: pickle.loads(pickle.dumps(item))])
+def test_the_settings_of_a_process_are_one_object(duplicate: Callable[[Any], Any]) -> None:
+    assert duplicate(fuser.config) is fuser.config
+    assert duplicate([fuser.config])[0] is fuser.config
 
 
 def test_a_setting_that_there_is_not() -> None:

@@ -99,6 +99,14 @@ BROKEN = {
     "no UTF-8": (r"printf 'error: \377\376\n'; exit 1", "exit status 1: error: ��"),
     "no UTF-8 and no output": (r"printf '\377\n'", "it wrote none: �"),
     "garbage": ('while [ "$1" != -o ]; do shift; done; echo garbage > "$2"', "file too short"),
+    "for another C library": (
+        'REAL "$@"; while [ "$1" != -o ]; do shift; done; sed -i s/GLIBC_2[.]/GLIBC_9./g "$2"',
+        "not found (required by it)",
+    ),
+    "for a library that is gone": (
+        'REAL "$@"; while [ "$1" != -o ]; do shift; done; sed -i s/libc[.]so[.]6/libc.so.9/g "$2"',
+        "cannot be loaded: libc.so.9: cannot open shared object file",
+    ),
     "an empty file": ('while [ "$1" != -o ]; do shift; done; : > "$2"', "it wrote none"),
     "reads stdin": ("cat; exit 1", "exit status 1"),
     "crashes": ("echo 'f:1:1: internal compiler error: Segmentation fault'; exit 4", "internal compiler error"),

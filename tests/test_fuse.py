@@ -12,6 +12,7 @@ import torch
 from functors import assert_same, draw, functor
 
 import fuser
+from fuser.errors import ArgumentError
 
 pytestmark = pytest.mark.cpu
 
@@ -244,6 +245,24 @@ def test_explain(x: torch.Tensor, y: torch.Tensor) -> None:
     assert [name for name, _ in found.unfused] == ["cumprod"]
     assert "axpy" in str(found)
     assert "cumprod" in str(found)
+
+
+def test_explain_takes_what_calls_take_by_name(x: torch.Tensor, y: torch.Tensor) -> None:
+    @fuser.fuse
+    def step(x: torch.Tensor, y: torch.Tensor, *, deep: bool = False) -> torch.Tensor:
+        return torch.cumprod(axpy(x, y), 0) if deep else axpy(x, y) + 1
+
+    for found in (fuser.explain(step, x, y, deep=True), fuser.explain(step, y=y, x=x, deep=True)):
+        assert [name for name, _ in found.unfused] == ["cumprod"]
+    assert not fuser.explain(step, x, y=y).unfused
+    with pytest.raises(ArgumentError, match="depth"):
+        fuser.explain(step, x, y, depth=True)
+    with pytest.raises(ArgumentError, match="has no scalar 'beta'"):
+        fuser.explain(axpy, x, y, beta=2.0)
+    with pytest.raises(ArgumentError, match="by position, got 'deep'"):
+        fuser.explain(step.groups[0], x, y, deep=True)
+    sum_of = fuser.create_reduction_fn("template <typename T> T add(T a, T b) { return a + b; }", identity=0)
+    assert fuser.explain(sum_of, x, dim=0).groups[0].kernels != fuser.explain(sum_of, x).groups[0].kernels
 
 
 def test_outputs_of_two_shapes_are_two_launches(x: torch.Tensor) -> None:

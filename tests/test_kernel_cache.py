@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import io
 import itertools
 import os
+import sys
 import threading
 import time
 import warnings
@@ -406,6 +408,25 @@ def test_artifacts_are_written_to_stderr(capsys: pytest.CaptureFixture[str]) -> 
     written = capsys.readouterr().err.splitlines()
     assert [line for line in written if line.startswith("--- ")] == ["--- fuser.source", "--- fuser.launch"]
     assert any("fuser_kernel" in line for line in written)
+
+
+@pytest.mark.cpu
+def test_a_stderr_that_is_closed_fails_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    with config.patch(logs="launch"):
+        for _ in range(2):
+            stream = io.StringIO()
+            monkeypatch.setattr(sys, "stderr", stream)
+            new_functor()(torch.ones(8))
+            assert stream.getvalue().startswith("--- fuser.launch\n")
+            # As whoever put it there may do in the end.
+            stream.close()
+        new_functor()(torch.ones(8))
+        monkeypatch.setattr(sys, "stderr", None)
+        new_functor()(torch.ones(8))
+        narrow = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+        monkeypatch.setattr(sys, "stderr", narrow)
+        with config.patch(logs="functor"):
+            fuser.create_jit_fn("template <typename T> T wide(T x) { return x; } // \u00e9")
 
 
 @pytest.mark.cpu

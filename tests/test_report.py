@@ -58,6 +58,24 @@ def test_the_call_runs_in_eager_torch_and_a_script_shows_the_mistake(
         assert re.search(r"reported\(v0, v1, alpha=v2\)", done.stdout)
 
 
+def test_a_mistake_is_reported_once_whatever_is_in_its_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, x: torch.Tensor
+) -> None:
+    # Of a call with other sizes, and a file whose name is no UTF-8.
+    names = {"__name__": "fuser.planner"}
+    exec("def fail(spec, inputs, *_): raise ValueError(f'{inputs[0].shape} of \\udcff')", names)
+    monkeypatch.setattr(planner, "_plan_kernels", names["fail"])
+    function = fuser.jit_fn(TEXT, scalars=["alpha"])
+    parts = [x[:size, :size] for size in (1, 2, 5)]
+    fuser.reset_stats()
+    settings = config.patch(internal_errors="fallback", dump=str(tmp_path))
+    with settings, pytest.warns(FallbackWarning, match="fuser failed") as caught:
+        got = [call(function, part) for part in parts]
+    assert all(torch.equal(made, part * 2.5 + part.t()) for made, part in zip(got, parts, strict=True))
+    assert [len(caught), len(list(tmp_path.iterdir()))] == [1, 1]
+    assert list(fuser.stats()["fallbacks"].values()) == [3]
+
+
 @pytest.mark.parametrize("error", [RuntimeError("CUDA error"), torch.OutOfMemoryError("no memory"), MemoryError()])
 def test_what_is_no_mistake_of_fusers_leaves(
     error: Exception, monkeypatch: pytest.MonkeyPatch, x: torch.Tensor

@@ -242,6 +242,62 @@ def test_a_missing_kernel_says_which_warm_up_it_lacks() -> None:
         lone_cube(x).sum().backward()
 
 
+MISSING = {
+    "a transposed out": lambda own: own(WIDE, out=torch.empty(8, 4, dtype=torch.float64).t()),
+    "columns of a wider out": lambda own: own(WIDE, out=torch.empty(4, 20, dtype=torch.float64)[:, 3:11]),
+    "an out that is copied to": lambda own: own(WIDE, out=torch.empty(8, 4).t()),
+    "an out that is resized": lambda own: own(WIDE.t(), out=torch.empty(0, dtype=torch.float64)),
+}
+WIDE = torch.ones(4, 8, dtype=torch.float64)
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("name", MISSING)
+def test_what_is_written_to_is_warmed_up(name: str) -> None:
+    words = name.replace(" ", "_")
+    own = fuser.create_jit_fn(f"template <typename T> T {words}(T x) {{ return x * T(7); }}")
+    with fuser.config.patch(no_compile=True), pytest.raises(NoCompileError) as raised:
+        MISSING[name](own)
+    found = re.search(r"; (\w+\.warmup\(.*out=.*\)) covers it", str(raised.value))
+    assert found is not None
+    eval(found[1], {"torch": torch, words: own})
+    with fuser.config.patch(no_compile=True):
+        MISSING[name](own)
+
+
+@pytest.mark.cpu
+def test_two_tensors_that_are_written_to_are_warmed_up_for_a_range() -> None:
+    own = fuser.create_multi_output_jit_fn(
+        "template <typename T> void warm_both(T x, T& a, T& b) { a = x; b = -x; }", 2
+    )
+    total = fuser.create_reduction_fn("template <typename T> T warm_sum(T a, T b) { return a + b; }", identity=0)
+    wide = torch.empty(5, 20, device="meta")
+    shapes = {"x": {0: N}, "out": ({0: N}, {0: N})}
+    own.warmup(wide[:, :7], out=(wide[:, :7], wide[:, 3:10]), dynamic_shapes=shapes)
+    total.warmup(wide, dim=1, out=wide[:, 0], dynamic_shapes={"x": {0: N}, "out": {0: N}})
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    for count in (1, 2, 9, 30):
+        x = torch.randn(count, 20, device=device)
+        out = torch.empty(2, count, 20, device=device)
+        with fuser.config.patch(no_compile=True):
+            own(x[:, :7], out=(out[0][:, :7], out[1][:, 3:10]))
+            total(x, dim=1, out=out[0][:, 19])
+    with pytest.raises(ArgumentError, match="warm_both: out= has 1 tensors for 2 outputs"):
+        own.warmup(wide, out=wide)
+
+
+@pytest.mark.cpu
+def test_a_functor_with_an_index_is_named() -> None:
+    own = fuser.jit_fn("template <typename T> T warm_index(T x, int64_t i, T y) { return x + i * y; }", index="i")
+    with fuser.config.patch(no_compile=True), pytest.raises(NoCompileError) as raised:
+        own(WIDE, 2)
+    sample = "torch.empty_strided((4, 8), (8, 1), dtype=torch.float64, device='cpu')"
+    assert f"; warm_index.warmup({sample}, 1) covers it" in str(raised.value)
+    own.warmup(WIDE, 1)
+    with fuser.config.patch(no_compile=True):
+        own(WIDE, 2)
+
+
 @pytest.mark.cpu
 def test_control_flow_and_groups_apart_are_followed() -> None:
     own = fuser.create_jit_fn(AXPY.replace("axpy", "warm_two"), alpha=1.0)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import fuser
+from fuser.debug import Explanation, GroupReport
 
 add = fuser.create_jit_fn("template <typename T> T add(T x, T y) { return x + y; }")
 both = fuser.create_multi_output_jit_fn(
@@ -41,6 +42,9 @@ def check(x: Tensor) -> None:
     assert_type(scale(x, factor=1.0), Tensor)
     assert_type(scale(x, out=torch.empty_like(x)), Tensor)
     assert_type(Layer().scale(x), tuple[Tensor, int])
+    assert_type(len(fuser.explain(scale, x, factor=1.0).groups), int)
+    assert_type(fuser.explain(add, x, x).groups, tuple[GroupReport, ...])
+    assert_type(fuser.explain(torch.compile(scale, backend="fuser"), x).graphs, tuple[Explanation, ...])
     assert_type(fuser.foreach(add, [x], [x]), list[Tensor])
     assert_type(fuser.foreach(both, [x]), tuple[list[Tensor], ...])
     assert_type(fuser.foreach(scale, [x]), list[Tensor])

@@ -78,7 +78,10 @@ def bisect(command: Sequence[str], folder: Path) -> Culprit | None:
     (folder / CALL).unlink(missing_ok=True)
     _run(command, folder, high)
     script = folder / SCRIPT
-    script.write_text(_REPRODUCE.format(number=high, script=command[0]))
+    # Whatever the locale, and characters of the name that have a meaning in Python.
+    script.write_text(
+        _REPRODUCE.format(number=high, script=ascii(command[0])[1:-1].replace('"', "'")), encoding="utf-8"
+    )
     return Culprit(high, torch.load(folder / CALL, weights_only=False)[0].group, script)
 
 

@@ -113,12 +113,10 @@ class CpuBackend:
         """Load a shared object."""
         try:
             return CpuKernel(source, key, payload)
-        except (OSError, AttributeError) as error:
+        except OSError as error:
             if is_of_signal_handler(error):
                 raise
-            # The loader's errors begin with a path.
-            said = str(error).partition(": ")[2] or str(error)
-            raise CompilerFailedError(f"the shared object cannot be loaded: {said}") from error
+            raise CompilerFailedError(f"the shared object cannot be loaded: {error.strerror or error}") from error
 
 
 def find_compiler(command: str | None) -> Compiler:

@@ -12,7 +12,7 @@ from fuser.codegen import KERNEL_NAME, KernelSource
 from fuser.disk_cache import CacheKey, scratch_folder
 from fuser.geometry import Flat, Launch
 from fuser.layout import IterationSpace
-from fuser.process import ignoring, openmp_threads
+from fuser.process import ignoring, is_of_signal_handler, openmp_threads
 
 __all__ = ["CpuKernel"]
 
@@ -58,7 +58,7 @@ def _load(image: bytes, name: str) -> ctypes.CDLL:
     """Load a shared object from bytes, which nobody can change between a check and this.
 
     Raises:
-        OSError: it cannot be loaded here.
+        OSError: it cannot be loaded here, or is no kernel.
     """
     if hasattr(os, "memfd_create"):
         # Not everywhere: /proc may be missing, or a policy against it in force.
@@ -67,7 +67,20 @@ def _load(image: bytes, name: str) -> ctypes.CDLL:
     with scratch_folder() as folder:
         path = folder / "kernel.so"
         path.write_bytes(image)
-        return ctypes.CDLL(str(path))
+        return _open(str(path))
+
+
+def _open(path: str) -> ctypes.CDLL:
+    try:
+        library = ctypes.CDLL(path)
+        getattr(library, KERNEL_NAME)
+    except (OSError, AttributeError) as error:
+        if is_of_signal_handler(error):
+            raise
+        # What the loader says, which may be of another library, without a path that no other attempt has: a reason is
+        # said once.
+        raise OSError(str(error).removeprefix(f"{path}: ").replace(path, "it")) from None
+    return library
 
 
 def _load_from_memory(image: bytes, name: str) -> ctypes.CDLL:
@@ -78,4 +91,4 @@ def _load_from_memory(image: bytes, name: str) -> ctypes.CDLL:
         # The loader takes a path that it has seen for the library it found there, and descriptors are used again: each
         # library gets a spelling of its own, made from its number.
         spelling = format(next(_loaded), "b").replace("0", "/").replace("1", "./")
-        return ctypes.CDLL(f"/proc/self/fd/{spelling}{file.fileno()}")
+        return _open(f"/proc/self/fd/{spelling}{file.fileno()}")

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from fuser.fx.backend import build_backend, compile_graph, read_options
 from fuser.fx.gains import count_bytes
+from fuser.fx.passes import Fuel
 
 __all__ = ["RecordedGraph", "record_graphs"]
 
@@ -34,20 +35,26 @@ def record_graphs(compiled: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
     """Compile a function once more, as its options say, run it, and return its graphs in the order of compilation."""
     found: list[RecordedGraph] = []
     context = _find_context(compiled)
-    numerics, dynamic = read_options(**_find_options(context))["numerics"], getattr(context, "_dynamic", None)
+    options, dynamic = read_options(**_find_options(context)), getattr(context, "_dynamic", None)
+    numerics = options["numerics"]
 
-    def compile_as(kind: str) -> Callable[..., Any]:
+    def compile_as(kind: str, fuel: Fuel | None) -> Callable[..., Any]:
         def compile_pass(graph: fx.GraphModule, _: Any) -> Callable[[list[Any]], Any]:
             traffic = {node.name: _count_traffic(node) for node in graph.graph.nodes}
-            run = compile_graph(graph, numerics)
+            run = compile_graph(graph, numerics, fuel)
             made = {node.name: _count_traffic(node) for node in graph.graph.nodes}
             found.append(RecordedGraph(kind, traffic | made, graph))
             return run
 
         return compile_pass
 
+    def backend(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        # For each graph of Dynamo's.
+        fuel = None if options["fuel"] is None else Fuel(options["fuel"])
+        return build_backend(lambda kind: compile_as(kind, fuel), numerics)(graph_module, inputs)
+
     function: Any = innermost_fn(getattr(compiled, "_orig_mod", compiled))
-    again: Any = torch.compile(function, backend=build_backend(compile_as, numerics), dynamic=dynamic)
+    again: Any = torch.compile(function, backend=backend, dynamic=dynamic)
     # It counts as one more compilation of the same code. The backward pass is compiled at once.
     limits = torch._dynamo.config.patch(recompile_limit=1 << 16, accumulated_recompile_limit=1 << 16)
     with limits, functorch_config.patch(force_non_lazy_backward_lowering=True):

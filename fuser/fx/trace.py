@@ -7,7 +7,7 @@ import inspect
 import operator
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, overload
 
@@ -159,9 +159,11 @@ class FusedFunction(Replayer, Generic[P, R]):
         is_known = TENSOR not in kinds
         return self._add_trace((len(kinds), *kinds), tuple(leaves) if is_known else None).traced.graph_module
 
-    def graph_for(self, args: Sequence[Any]) -> tuple[fx.GraphModule, tuple[Any, ...]]:
+    def graph_for(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
+    ) -> tuple[fx.GraphModule, tuple[Any, ...]]:
         """Return the FX graph with fusion nodes that serves a call, and what the graph is called with."""
-        key, leaves = self._sort(tuple(args), {})
+        key, leaves = self._sort(tuple(args), {**(kwargs or {})})
         return self._find_trace(key, leaves).traced.graph_module, leaves
 
     def find_whole(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Entry, tuple[Any, ...]] | None:

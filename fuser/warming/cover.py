@@ -38,10 +38,12 @@ class SizedCall(NamedTuple):
     bounds: Bounds
     # Which application has no kernel, in the call that was followed; None: all have one.
     obstacle: int | None = None
+    # What it writes to, if that was given.
+    out: tuple[TensorDesc, ...] = ()
 
     def symbols(self) -> list[Any]:
         """Return what its sizes are made of."""
-        items: Iterator[Any] = (item for desc in self.inputs for item in (*desc.shape, *desc.strides))
+        items: Iterator[Any] = (item for desc in (*self.inputs, *self.out) for item in (*desc.shape, *desc.strides))
         found = {symbol for item in items if isinstance(item, torch.SymInt) for symbol in item.node.expr.free_symbols}
         return sorted(found, key=str)
 
@@ -67,6 +69,7 @@ class LayoutClass(NamedTuple):
     texts: Sequence[tuple[KernelSpec, ArgSpec]]
     # As of a SizedCall.
     obstacle: int | None = None
+    out: tuple[TensorDesc, ...] = ()
 
 
 def find_classes(call: SizedCall) -> list[LayoutClass]:
@@ -84,13 +87,13 @@ def find_classes(call: SizedCall) -> list[LayoutClass]:
 
 
 def _find_class(call: SizedCall, sizes: dict[Any, int]) -> LayoutClass | None:
-    inputs = tuple(with_sizes(item, sizes) for item in call.inputs)
+    inputs, out = (tuple(with_sizes(item, sizes) for item in items) for items in (call.inputs, call.out))
     try:
-        return LayoutClass(inputs, sizes, find_texts(call.spec, inputs))
+        return LayoutClass(inputs, sizes, find_texts(call.spec, inputs, out), out=out)
     except UnsupportedError as error:
-        return LayoutClass(inputs, sizes, (), error.application)
+        return LayoutClass(inputs, sizes, (), error.application, out)
     except CompileError:
-        return LayoutClass(inputs, sizes, (), -1)
+        return LayoutClass(inputs, sizes, (), -1, out)
     except FuserError:
         # Sizes that do not fit together: no call has them.
         return None
@@ -100,8 +103,8 @@ def _ask_all(call: SizedCall, sizes: Mapping[Any, Any]) -> None:
     # An error comes for the same reason wherever answers are the same.
     with suppress(FuserError):
         # Whatever is in a key is asked for. Verdicts are kept by sizes, of which each would be a class of its own.
-        inputs = [with_sizes(item, sizes) for item in call.inputs]
-        hash(tuple(find_texts(call.spec, inputs, trusts_orders=True)))
+        inputs, out = ([with_sizes(item, sizes) for item in items] for items in (call.inputs, call.out))
+        hash(tuple(find_texts(call.spec, inputs, out, trusts_orders=True)))
 
 
 def find_alike(
@@ -116,7 +119,7 @@ def find_alike(
         return (points == torch.tensor(list(sizes.values()))).all(1)
 
 
-def compile_all(calls: Sequence[tuple[KernelSpec, tuple[TensorDesc, ...]]]) -> None:
+def compile_all(calls: Sequence[tuple[KernelSpec, tuple[TensorDesc, ...], tuple[TensorDesc, ...]]]) -> None:
     """Compile what calls need, as many at a time as there are cores.
 
     Raises:
@@ -126,7 +129,7 @@ def compile_all(calls: Sequence[tuple[KernelSpec, tuple[TensorDesc, ...]]]) -> N
         return
     with Progress("warm-up", len(calls)) as bar:
 
-        def prepare(call: tuple[KernelSpec, tuple[TensorDesc, ...]]) -> None:
+        def prepare(call: tuple[KernelSpec, tuple[TensorDesc, ...], tuple[TensorDesc, ...]]) -> None:
             plan = make_plan(*call)
             if plan.fallback_reason and not plan.is_expected and plan.obstacle < 0:
                 counters.count_fallback(plan.fallback_reason)

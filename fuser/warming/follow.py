@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fuser.errors import CompileError, UnsupportedError
+from fuser.errors import ArgumentError, CompileError, UnsupportedError
 from fuser.executor import run_around
 from fuser.kernel_spec import KernelSpec
 from fuser.library import run_fake
 from fuser.planner import find_texts
-from fuser.tensor_desc import describe
+from fuser.tensor_desc import describe, names_of
 from fuser.warming.cover import Bounds, SizedCall, with_sizes
 
 __all__ = ["Follower", "alone", "current", "following", "stand_in"]
@@ -28,11 +28,21 @@ class Follower:
         self.bounds = bounds
         self.calls: list[SizedCall] = []
 
-    def run(self, spec: KernelSpec, inputs: Sequence[Any]) -> list[torch.Tensor]:
-        """Return empty results of a group."""
-        call = SizedCall(spec, tuple(describe(item) for item in inputs), self.bounds)
+    def run_into(self, spec: KernelSpec, inputs: Sequence[Any], out: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return what is given for a group's results; as they come where that would be resized."""
+        self.run(spec, inputs, out)
+        # Where a kernel cannot write to it, new tensors are written to, and copied.
+        made = self.run(spec, inputs)
+        if len(made) != len(out):
+            raise ArgumentError(f"{names_of(spec.group)}: out= has {len(out)} tensors for {len(made)} outputs")
+        return [own if own.shape == item.shape else item.to(own.dtype) for own, item in zip(out, made, strict=True)]
+
+    def run(self, spec: KernelSpec, inputs: Sequence[Any], out: Sequence[torch.Tensor] = ()) -> list[torch.Tensor]:
+        """Return empty results of a group, whose kernels write to memory like that of ``out``."""
+        written = tuple(map(describe, out))
+        call = SizedCall(spec, tuple(describe(item) for item in inputs), self.bounds, out=written)
         try:
-            find_texts(spec, [with_sizes(item) for item in call.inputs])
+            find_texts(spec, [with_sizes(item) for item in call.inputs], [with_sizes(item) for item in written])
         except UnsupportedError as error:
             call = call._replace(obstacle=error.application)
             if error.application >= 0 and len(spec.group.applications) > 1:

@@ -58,6 +58,6 @@ def follow_graph(run: Callable[[list[Any]], Any], inputs: Sequence[Any]) -> None
     # What is asked here is no condition of the graph.
     with mode, nullcontext() if env is None else env.suppress_guards(), following(follower), torch.no_grad():
         run([*inputs])
-    calls = {(found.spec.key, str(found.inputs)): found for found in follower.calls}
+    calls = {(found.spec.key, str(found.inputs), str(found.out)): found for found in follower.calls}
     with alone():
-        compile_all([(found.spec, one.inputs) for found in calls.values() for one in find_classes(found)])
+        compile_all([(found.spec, one.inputs, one.out) for found in calls.values() for one in find_classes(found)])

@@ -85,7 +85,7 @@ def warm_up(
         run = _Run(dims, sizes)
         run.call(call, by_position, by_name, by_tensors, backward=backward)
         for found in run.follower.calls:
-            key = (found.spec.key, str(found.inputs))
+            key = (found.spec.key, str(found.inputs), str(found.out))
             if key in known:
                 continue
             known.add(key)
@@ -96,7 +96,7 @@ def warm_up(
                     # Other groups run in its place there.
                     hints.append(there)
                 elif new or (one.obstacle is not None and there == sizes):
-                    tasks.append((found.spec, one.inputs))
+                    tasks.append((found.spec, one.inputs, one.out))
                 ready |= new
         points = points[~find_alike(sizes, points, run.ask)]
     compile_all(tasks)
