@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from functors import draw, functor
+from torch import empty
 
 import fuser
 from fuser.errors import ArgumentError, TracingError
@@ -182,6 +183,8 @@ TENSORS: dict[str, Callable[..., Any]] = {
     "match of a tensor": matched_tensor,
     "is tensor": lambda x: x * 2 if isinstance(x, torch.Tensor) and torch.is_tensor(x) else x + 1,
     "zeros": lambda x: torch.zeros(3, dtype=x.dtype, device=x.device) + x.sum(),
+    "zeros of a size": lambda x: torch.zeros(*x.shape) + torch.ones(x.shape[0], 9, dtype=x.dtype) + x,
+    "empty of a size": lambda x: empty(x.shape[1], x.shape[0], device=x.device).fill_(2).t() * x,
 }
 
 

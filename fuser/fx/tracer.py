@@ -33,7 +33,7 @@ from fuser.fx.arguments import NUMBER, Key, is_as_given, name_leaves, rebuild
 from fuser.fx.examples import Examples, Facts, Unknown, find_facts, find_kind
 from fuser.fx.finished import finish_graph
 from fuser.fx.guards import Guards, find_guards
-from fuser.fx.intercept import MATH, Intercept, builtins_ask_symbols, math_takes_symbols
+from fuser.fx.intercept import MATH, Intercept, builtins_ask_symbols, math_takes_symbols, sizes_may_be_symbols
 from fuser.fx.nodes import is_size
 from fuser.fx.symbols import IN_PLACE, SequenceSymbol, Symbol, is_symbol, is_tensor
 from fuser.fx.writes import split_batch_norm
@@ -154,7 +154,7 @@ class _Tracer(fx.Tracer):
         self._matches_sequences = guards.matches_sequences
         seeds = [item.initial_seed() for item in self._generators]
         try:
-            with Intercept(self), builtins_ask_symbols(guards), math_takes_symbols():
+            with Intercept(self), builtins_ask_symbols(guards), math_takes_symbols(), sizes_may_be_symbols(guards):
                 graph = self.trace(getattr(plain, "__func__", plain))
             for (_, name), (module, _) in self._buffers.items():
                 found: Any = module._buffers[name]
