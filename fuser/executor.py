@@ -114,8 +114,17 @@ def run_planned(
         outputs = _allocate(plan.outputs, plan.device)
     written = outputs + _allocate(plan.temporaries, plan.device)
     written += [torch.zeros(size, dtype=torch.uint8, device=plan.device) for size in plan.workspaces]
-    for step in plan.steps:
-        _launch(spec, step, inputs + written, written)
+    try:
+        for step in plan.steps:
+            _launch(step, inputs + written, written)
+    except struct.error:
+        wrong = _find_overflow(plan, inputs)
+        if any(
+            item.function.op is None and wrong in (*item.tensors, *item.scalars) for item in spec.group.applications
+        ):
+            raise ArgumentError(f"{name_input(spec.group, wrong)}={inputs[wrong]} does not fit in 64 bits") from None
+        # torch's ops take such an integer as one without a sign, or have an error of their own.
+        return run_fallback(spec, inputs, "an integer does not fit in 64 bits", out), None
     if out is not None:
         # Autograd must see that what it may have saved was written to.
         torch.autograd.graph.increment_version(outputs)
@@ -353,23 +362,21 @@ def under_autocast(spec: KernelSpec, inputs: Sequence[Any]) -> KernelSpec:
     return _under_autocast_specs[spec.key]
 
 
-def _launch(spec: KernelSpec, step: Step, inputs: list[Any], outputs: list[torch.Tensor]) -> None:
+def _launch(step: Step, inputs: list[Any], outputs: list[torch.Tensor]) -> None:
     addresses = [outputs[slot].data_ptr() for slot in step.outputs]
     addresses += [inputs[index].data_ptr() for index in step.inputs]
     numbers = [_number(inputs[index]) for index in step.numbers]
-    try:
-        arguments = step.packer.pack(addresses, numbers)
-    except struct.error:
-        raise ArgumentError(_describe_overflow(spec, step, inputs)) from None
+    arguments = step.packer.pack(addresses, numbers)
     if log.wants("launch"):
         names = ", ".join(functor.entry for functor in step.kernel.source.functors)
         log.say("launch", f"{names}: {step.launch}, {len(step.inputs)} inputs, {len(step.outputs)} outputs")
     step.start(arguments)
 
 
-def _describe_overflow(spec: KernelSpec, step: Step, inputs: Sequence[Any]) -> str:
-    wrong = next(index for index in step.numbers if not -(2**63) <= int(_number(inputs[index]).real) < 2**63)
-    return f"{name_input(spec.group, wrong)}={inputs[wrong]} does not fit in 64 bits"
+def _find_overflow(plan: Plan, inputs: Sequence[Any]) -> int:
+    # Which input of a call no launch can pass on.
+    numbers = ((index, _number(inputs[index])) for step in plan.steps for index in step.numbers)
+    return next(index for index, item in numbers if isinstance(item, int) and not -(2**63) <= item < 2**63)
 
 
 def _number(item: Any) -> Any:
