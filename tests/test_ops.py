@@ -484,6 +484,8 @@ def test_integers_without_a_sign_are_torchs(function: Callable[..., Any], number
         lambda x, y: torch.where(x, y, y),
         lambda x, y: torch.add(x.int(), y.int(), alpha=0.5),
         lambda x, y: torch.add(x.bool(), y.bool(), alpha=0.5),
+        lambda x, y: torch.add(x, y, alpha=True),
+        lambda x, y: torch.sub(x.int(), y.int(), alpha=True),
         lambda x, y: (x * 2) + 2**64,
         lambda x, y: torch.clamp(x, -(2**63) - 1, 1),
         lambda x, y: torch.add(x, y[:3, :4]),
