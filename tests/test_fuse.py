@@ -133,6 +133,12 @@ def test_dicts_and_nested_results(x: torch.Tensor, y: torch.Tensor) -> None:
     assert got["rest"][1][1] == 3
 
 
+def test_results_without_a_hash(x: torch.Tensor) -> None:
+    fused = fuser.fuse(lambda x: (relu(x), slice(0, x.shape[0] // 2), {"part": slice(1, None)}))
+    assert_same(fused(x)[0], relu(x))
+    assert fused(x)[1:] == (slice(0, x.shape[0] // 2), {"part": slice(1, None)})
+
+
 def test_an_unused_value_does_no_harm(x: torch.Tensor) -> None:
     def step(x: Any) -> Any:
         sigmoid(x)
