@@ -488,6 +488,7 @@ def test_integers_without_a_sign_are_torchs(function: Callable[..., Any], number
         lambda x, y: torch.sub(x.int(), y.int(), alpha=True),
         lambda x, y: (x * 2) + 2**64,
         lambda x, y: torch.clamp(x, -(2**63) - 1, 1),
+        lambda x, y: torch.clamp(x, min=y, max=1.0),
         lambda x, y: torch.add(x, y[:3, :4]),
         lambda x, y: x.int() ** -1,
         lambda x, y: torch.maximum(x, y[0, :2]),

@@ -203,7 +203,8 @@ def _bind_clamp(input: Any, min: Any = None, max: Any = None) -> OpCall | None: 
         return _bind_clamp_max(input, max)
     if max is None:
         return _bind_clamp_min(input, min)
-    return _call_clamp("clamp", input, min, max)
+    # torch has its own error for a number beside a tensor.
+    return None if is_number(min) != is_number(max) else _call_clamp("clamp", input, min, max)
 
 
 def _bind_clamp_min(input: Any, min: Any) -> OpCall:  # noqa: A002
