@@ -13,7 +13,15 @@ from torch.utils._pytree import tree_leaves
 
 from fuser.codegen import KernelSource
 from fuser.compiler import build_kernel_source, has_host_compiler, register
-from fuser.errors import ArgumentError, FuserError, UnsupportedError, describe_type, shows_users_frames
+from fuser.errors import (
+    ArgumentError,
+    DeviceError,
+    FuserError,
+    UnsupportedError,
+    describe_type,
+    shows_users_frames,
+)
+from fuser.executor import needs_devices
 from fuser.fallback import Fallback
 from fuser.fx.dropouts import draw_dropout_mask, find_obstacle
 from fuser.fx.fused_module import FusedModule
@@ -273,6 +281,8 @@ def _report(group: FusionGroup, nodes: tuple[str, ...], inputs: Sequence[Any]) -
             is_long = error.application == len(group.applications)
             rest = "its halves have kernels" if is_long else "that application alone: the others keep their kernels"
             reason += f" ({rest})"
+        elif isinstance(error, DeviceError) and needs_devices(spec, filled):
+            reason = "its tensors are on several devices (each has kernels of its own)"
         return GroupReport(group, nodes, (), reason, obstacles)
     return GroupReport(group, nodes, tuple(kernels), "", obstacles)
 

@@ -23,17 +23,17 @@ from fuser.config import config
 from fuser.errors import ArgumentError, UnsupportedError
 from fuser.expanded import describe_values
 from fuser.fallback import Fallback, each_its_own
-from fuser.graph import FusionGroup
+from fuser.graph import FusionGroup, Section
 from fuser.kept_plans import KeptPlan, keep_plan, restore_plan
 from fuser.kernel_cache import Lru
 from fuser.kernel_spec import KernelSpec, infer_layouts
 from fuser.launcher import Launcher, Replayer, record_call, record_through
-from fuser.outputs import check_out, finish_out
+from fuser.outputs import check_out, finish_out, unusual_kind
 from fuser.plan import Buffer, Plan, Step
 from fuser.planner import make_plan
 from fuser.process import ignoring
 from fuser.resizing import find_resizer
-from fuser.sections import cut_around
+from fuser.sections import cut_around, cut_by_device
 from fuser.tensor_desc import (
     TensorDesc,
     describe,
@@ -51,10 +51,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "kept_plans",
+    "needs_devices",
     "plan_ahead",
     "read_scalars",
     "restore_plans",
     "run_around",
+    "run_by_device",
     "run_fallback",
     "run_plain",
     "run_planned",
@@ -114,8 +116,17 @@ def run_planned(
         outputs = _allocate(plan.outputs, plan.device)
     written = outputs + _allocate(plan.temporaries, plan.device)
     written += [torch.zeros(size, dtype=torch.uint8, device=plan.device) for size in plan.workspaces]
-    for step in plan.steps:
-        _launch(spec, step, inputs + written, written)
+    try:
+        for step in plan.steps:
+            _launch(step, inputs + written, written)
+    except struct.error:
+        wrong = _find_overflow(plan, inputs)
+        if any(
+            item.function.op is None and wrong in (*item.tensors, *item.scalars) for item in spec.group.applications
+        ):
+            raise ArgumentError(f"{name_input(spec.group, wrong)}={inputs[wrong]} does not fit in 64 bits") from None
+        # torch's ops take such an integer as one without a sign, or have an error of their own.
+        return run_fallback(spec, inputs, "an integer does not fit in 64 bits", out), None
     if out is not None:
         # Autograd must see that what it may have saved was written to.
         torch.autograd.graph.increment_version(outputs)
@@ -228,8 +239,52 @@ def run_around(
         inputs: one tensor or number per input of the group.
         run: makes a call of each of the groups that it is cut into.
     """
+    return _run_parts(spec, _cut_around(spec, obstacle), inputs, run)
+
+
+def run_by_device(
+    spec: KernelSpec, inputs: Sequence[Any], run: Callable[[KernelSpec, list[Any]], Sequence[torch.Tensor]]
+) -> list[torch.Tensor] | None:
+    """Run a group in parts if its inputs are on several devices, and one device is not enough; else return None.
+
+    Args:
+        spec: a registered group's spec.
+        inputs: one tensor or number per input of the group.
+        run: makes a call of each of the groups that it is cut into.
+
+    Raises:
+        ShapeError, DimError: the inputs do not fit.
+    """
+    parts = _cut_by_device(spec, inputs)
+    return _run_parts(spec, parts, inputs, run) if parts else None
+
+
+def needs_devices(spec: KernelSpec, inputs: Sequence[Any]) -> bool:
+    """Whether a call runs in parts, see ``run_by_device``."""
+    return bool(_cut_by_device(spec, inputs))
+
+
+def _cut_by_device(spec: KernelSpec, inputs: Sequence[Any]) -> _Parts:
+    devices = tuple(item.device if isinstance(item, torch.Tensor) else None for item in inputs)
+    is_one = len(spec.group.applications) == 1 or len({*devices} - {None}) < 2
+    if is_one or any(isinstance(item, torch.Tensor) and unusual_kind(item) for item in inputs):
+        return ()
+    layouts = infer_layouts(spec.group, value_layouts([describe(item) for item in inputs]))
+    # What decides it beside devices is which values have no dimensions.
+    key = spec.key, devices, tuple(not item.shape for item in layouts)
+    if key not in _parts_by_device:
+        _parts_by_device[key] = _register_parts(spec, cut_by_device(spec.group, layouts, devices))
+    return _parts_by_device[key]
+
+
+def _run_parts(
+    spec: KernelSpec,
+    parts: _Parts,
+    inputs: Sequence[Any],
+    run: Callable[[KernelSpec, list[Any]], Sequence[torch.Tensor]],
+) -> list[torch.Tensor]:
     values = dict(enumerate(inputs))
-    for part, read, made, ended in _cut_around(spec, obstacle):
+    for part, read, made, ended in parts:
         values |= zip(made, run(part, [values[value] for value in read]), strict=True)
         for value in ended:
             del values[value]
@@ -240,24 +295,27 @@ def _cut_around(spec: KernelSpec, obstacle: int) -> _Parts:
     # As ``sections.cut_around``, worked out once.
     parts = _parts.get((spec.key, obstacle))
     if parts is None:
-        sections = [*cut_around(spec.group, obstacle)]
-        # At the last part that has a value it is let go, unless it is a result.
-        last = {value: slot for slot, item in enumerate(sections) for value in (*item.inputs, *item.outputs)}
-        ended: list[list[int]] = [[] for _ in sections]
-        for value in last.keys() - {*spec.group.outputs}:
-            ended[last[value]].append(value)
-        parts = tuple(
-            (register(item.group), item.inputs, item.outputs, tuple(own))
-            for item, own in zip(sections, ended, strict=True)
-        )
-        parts = _parts.setdefault((spec.key, obstacle), parts)
+        made = _register_parts(spec, [*cut_around(spec.group, obstacle)])
+        parts = _parts.setdefault((spec.key, obstacle), made)
     return parts
 
 
-# The groups that a group is cut into around an application, with the values that each reads and makes, and those that
+def _register_parts(spec: KernelSpec, sections: Sequence[Section]) -> _Parts:
+    # At the last part that has a value it is let go, unless it is a result.
+    last = {value: slot for slot, item in enumerate(sections) for value in (*item.inputs, *item.outputs)}
+    ended: list[list[int]] = [[] for _ in sections]
+    for value in last.keys() - {*spec.group.outputs}:
+        ended[last[value]].append(value)
+    return tuple(
+        (register(item.group), item.inputs, item.outputs, tuple(own)) for item, own in zip(sections, ended, strict=True)
+    )
+
+
+# The groups that a group is cut into, with the values that each reads and makes, and those that
 # nobody reads after it.
 _Parts: TypeAlias = tuple[tuple[KernelSpec, tuple[int, ...], tuple[int, ...], tuple[int, ...]], ...]
 _parts: dict[tuple[int, int], _Parts] = {}
+_parts_by_device: dict[tuple[int, tuple[torch.device | None, ...], tuple[bool, ...]], _Parts] = {}
 _launchers: dict[int, Replayer] = {}
 
 
@@ -353,23 +411,21 @@ def under_autocast(spec: KernelSpec, inputs: Sequence[Any]) -> KernelSpec:
     return _under_autocast_specs[spec.key]
 
 
-def _launch(spec: KernelSpec, step: Step, inputs: list[Any], outputs: list[torch.Tensor]) -> None:
+def _launch(step: Step, inputs: list[Any], outputs: list[torch.Tensor]) -> None:
     addresses = [outputs[slot].data_ptr() for slot in step.outputs]
     addresses += [inputs[index].data_ptr() for index in step.inputs]
     numbers = [_number(inputs[index]) for index in step.numbers]
-    try:
-        arguments = step.packer.pack(addresses, numbers)
-    except struct.error:
-        raise ArgumentError(_describe_overflow(spec, step, inputs)) from None
+    arguments = step.packer.pack(addresses, numbers)
     if log.wants("launch"):
         names = ", ".join(functor.entry for functor in step.kernel.source.functors)
         log.say("launch", f"{names}: {step.launch}, {len(step.inputs)} inputs, {len(step.outputs)} outputs")
     step.start(arguments)
 
 
-def _describe_overflow(spec: KernelSpec, step: Step, inputs: Sequence[Any]) -> str:
-    wrong = next(index for index in step.numbers if not -(2**63) <= int(_number(inputs[index]).real) < 2**63)
-    return f"{name_input(spec.group, wrong)}={inputs[wrong]} does not fit in 64 bits"
+def _find_overflow(plan: Plan, inputs: Sequence[Any]) -> int:
+    # Which input of a call no launch can pass on.
+    numbers = ((index, _number(inputs[index])) for step in plan.steps for index in step.numbers)
+    return next(index for index, item in numbers if isinstance(item, int) and not -(2**63) <= item < 2**63)
 
 
 def _number(item: Any) -> Any:

@@ -30,7 +30,7 @@ from torch.autograd import forward_ad
 
 from fuser import library
 from fuser.errors import CompilerNotFoundError, GradientError, UnsupportedError
-from fuser.executor import record_planned, run_around, run_fallback, run_planned, under_autocast
+from fuser.executor import record_planned, run_around, run_by_device, run_fallback, run_planned, under_autocast
 from fuser.kernel_spec import KernelSpec
 from fuser.launcher import Launcher
 from fuser.outputs import check_kinds, finish_out, unusual_kind
@@ -213,6 +213,11 @@ def _follow(made: GroupCall) -> list[torch.Tensor]:
         check_kinds(made.out, names_of(made.spec.group))
     if torch.is_autocast_enabled("cuda"):
         made = made._replace(spec=under_autocast(made.spec, made.inputs))
+    # A trace does not know where tensors will be: what it put into one group may be on several devices.
+    apart = run_by_device(made.spec, made.inputs, run)
+    if apart is not None:
+        _refuse_gradient(made)
+        return apart if made.out is None else finish_out(made.out, apart, names_of(made.spec.group))
     return list(_serve(made, find_route(made.inputs)))
 
 
@@ -243,12 +248,16 @@ def _run_kernel(made: GroupCall) -> list[torch.Tensor]:
     return results
 
 
-def _differentiate(made: GroupCall) -> Sequence[torch.Tensor]:
+def _refuse_gradient(made: GroupCall) -> None:
     if made.out is not None and torch.is_grad_enabled() and any(map(requires_grad, made.inputs)):
         raise GradientError(
             f"{names_of(made.spec.group)}: out= does not support automatic differentiation, but one of the inputs "
             "requires grad"
         )
+
+
+def _differentiate(made: GroupCall) -> Sequence[torch.Tensor]:
+    _refuse_gradient(made)
     return differentiate_parts(made.spec, made.inputs, lambda: HANDLERS[Route.AUTOGRAD](made))
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import prod
 
+import torch
+
 from fuser.errors import UnsupportedError
 from fuser.graph import FusionGroup, Section
 from fuser.kernel_spec import (
@@ -22,7 +24,7 @@ from fuser.layout import Shape, broadcast_strides, build_iteration_space
 from fuser.orders import RowOrder
 from fuser.row_space import RowShape, find_row_shape, lies_across, reduction_levels
 
-__all__ = ["cut_around", "cut_group", "group_outputs"]
+__all__ = ["cut_around", "cut_by_device", "cut_group", "group_outputs"]
 
 
 # Rows that one block of a GPU each takes, and how long they are, at least, for several blocks to share them.
@@ -136,6 +138,41 @@ def cut_around(group: FusionGroup, obstacle: int) -> Iterator[Section]:
     for chosen in (before, [obstacle], sorted(needing - {obstacle})):
         if chosen:
             yield group.section(chosen)
+
+
+def cut_by_device(
+    group: FusionGroup, layouts: Sequence[ValueLayout], devices: Sequence[torch.device | None]
+) -> list[Section]:
+    """Return sections of one device each, of a group whose tensors are on several, that of the host first.
+
+    What is computed of the host's tensors without dimensions alone goes along with any device, unless it is a result.
+
+    Args:
+        group: a canonical group.
+        layouts: shape and strides of each of its values.
+        devices: where each of its inputs is; None for numbers.
+
+    Returns:
+        No section where one device is enough, or where the tensors of one application are on two.
+    """
+    host, places = torch.device("cpu"), [*devices]
+    # For each application, where it runs; and those that would run anywhere.
+    found, free = list[torch.device](), set[int]()
+    for index, item in enumerate(group.applications):
+        read = {(places[value], bool(layouts[value].shape)) for value in item.tensors}
+        own = [*{place for place, has_dims in read if place is not None and (has_dims or place != host)}]
+        if len(own) > 1:
+            return []
+        free.update(() if own else (index,))
+        found.append(own[0] if own else host)
+        places += [found[-1]] * item.function.num_outputs
+    producers = group.producers()
+    bound = {place for index, place in enumerate(found) if index not in free}
+    bound |= {host for value in group.outputs if producers[value] in free}
+    if len(bound) < 2:
+        return []
+    order = sorted({*found}, key=lambda place: (place != host, found.index(place)))
+    return [group.section([index for index, other in enumerate(found) if other == place]) for place in order]
 
 
 def _find_narrowest(group: FusionGroup) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from math import hypot
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ import torch
 from functors import assert_same, draw, functor
 
 import fuser
-from fuser.errors import ArgumentError
+from fuser.errors import ArgumentError, DeviceError
 
 pytestmark = pytest.mark.cpu
 
@@ -130,6 +131,12 @@ def test_dicts_and_nested_results(x: torch.Tensor, y: torch.Tensor) -> None:
     assert_same(got["rest"][0], sigmoid(x) + y)
     assert got["rest"][1][0] is x
     assert got["rest"][1][1] == 3
+
+
+def test_results_without_a_hash(x: torch.Tensor) -> None:
+    fused = fuser.fuse(lambda x: (relu(x), slice(0, x.shape[0] // 2), {"part": slice(1, None)}))
+    assert_same(fused(x)[0], relu(x))
+    assert fused(x)[1:] == (slice(0, x.shape[0] // 2), {"part": slice(1, None)})
 
 
 def test_an_unused_value_does_no_harm(x: torch.Tensor) -> None:
@@ -422,3 +429,35 @@ def test_graphs_of_several_steps_are_replayed(grad: bool, monkeypatch: pytest.Mo
         check(3, 2.0, is_replayed=True)
         x = torch.randn(3, 5, requires_grad=True)
         assert step(x, 2.0)["z"].requires_grad
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_tensors_on_several_devices_are_launched_apart(grad: bool) -> None:
+    x = draw((5, 33), torch.float32, seed=4).requires_grad_(grad)
+    away = torch.ones(4, device="meta", requires_grad=grad)
+    functions: tuple[Callable[..., Any], ...] = (
+        lambda x, y: (torch.relu(x) * 2, y.abs() + 1),
+        lambda x, y: (x.float() * 2, axpy(y, 1.0) + 1, axpy(x, x)),
+        # What is made on the way is on the host.
+        lambda x, y: (x + 1, y * 2 + (torch.arange(4) * 0.5).to(y.device)),
+        # The host's without dimensions go along, and are results where they are.
+        lambda x, y: (y * (x.detach().amax() + 1) * 2, x.detach().amax() + 1),
+    )
+    for function in functions:
+        fused = fuser.fuse(function)
+        for _ in range(2):
+            for got, wanted in zip(fused(x, away), function(x, away), strict=True):
+                assert (got.device, got.shape, got.requires_grad) == (wanted.device, wanted.shape, wanted.requires_grad)
+                assert got.is_meta or torch.equal(got, wanted)
+    with pytest.raises(DeviceError, match="cpu and meta"):
+        fuser.fuse(lambda x, y: torch.relu(x[0, :4]) + y * 2)(x, away)
+    assert "each has kernels of its own" in str(fuser.explain(fuser.fuse(lambda x, y: (x * 2, y * 2)), x, away))
+
+
+def test_a_number_of_the_hosts_stays_there() -> None:
+    step, away = torch.tensor(2.0), torch.ones(4, device="meta")
+    fused = fuser.fuse(lambda x, step: (x * (step + 1), step + 1, step * 2))
+    for _ in range(2):
+        scaled, more, twice = fused(away, step)
+        assert scaled.is_meta
+        assert (more.device.type, more.item(), twice.item()) == ("cpu", 3.0, 4.0)

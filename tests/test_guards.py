@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from functors import draw, functor
+from torch import empty
 
 import fuser
 from fuser.errors import ArgumentError, TracingError
@@ -136,6 +137,34 @@ def computed(x: Any) -> Any:
     return y * 2 if y.shape[0] > 5 and y.dtype == torch.float32 else y + 1
 
 
+def matched(x: Any) -> Any:
+    match x.shape:
+        case (5, columns):
+            return x * columns
+        case (rows, *rest) if rows > 4:
+            return x + len(rest)
+        case (_,) | []:
+            return x
+    return x - 1
+
+
+def matched_parts(x: Any) -> Any:
+    match (x * 2).split(2), x.max(-1):
+        case [first, second], (values, places):
+            return first + second + values.sum() * places.sum()
+        case [_, _, last], _:
+            return last
+    return x
+
+
+def matched_tensor(x: Any) -> Any:
+    match x + 1:
+        case [first, *_]:
+            return first
+        case torch.Tensor() as y:
+            return y * 2
+
+
 TENSORS: dict[str, Callable[..., Any]] = {
     "dtype": lambda x: x * 2 if x.dtype == torch.float32 else x + 1,
     "finfo": lambda x: torch.where(x > 0, x, torch.finfo(x.dtype).min),
@@ -149,8 +178,13 @@ TENSORS: dict[str, Callable[..., Any]] = {
     "unpacked": lambda x: (lambda rows, columns=1: x * rows if rows > 3 else x)(*x.shape[:1]),
     "unbind": lambda x: [torch.relu(row) * 2 for row in x.unbind(0)],
     "computed": computed,
+    "match": matched,
+    "match of parts": matched_parts,
+    "match of a tensor": matched_tensor,
     "is tensor": lambda x: x * 2 if isinstance(x, torch.Tensor) and torch.is_tensor(x) else x + 1,
     "zeros": lambda x: torch.zeros(3, dtype=x.dtype, device=x.device) + x.sum(),
+    "zeros of a size": lambda x: torch.zeros(*x.shape) + torch.ones(x.shape[0], 9, dtype=x.dtype) + x,
+    "empty of a size": lambda x: empty(x.shape[1], x.shape[0], device=x.device).fill_(2).t() * x,
 }
 
 

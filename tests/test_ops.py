@@ -460,6 +460,21 @@ def test_spellings(text: str) -> None:
             )
 
 
+@pytest.mark.parametrize("number", [2**63, 2**64 - 1])
+@pytest.mark.parametrize(
+    "function", [lambda x, n: torch.relu(x) + n, lambda x, n: n > x, lambda x, n: torch.clamp(x, -torch.inf, n)]
+)
+def test_integers_without_a_sign_are_torchs(function: Callable[..., Any], number: int) -> None:
+    fused = fuser.fuse(function)
+    for dtype in (torch.float32, torch.float64, torch.int32):
+        x = draw((5, 33), dtype, seed=4)
+        # Beside one that a kernel takes, and again.
+        for given in (3, number, 4, number):
+            got, wanted = outcome(fused, x, given), outcome(function, x, given)
+            assert_form(got, wanted, f"{dtype}, {given}")
+            assert torch.equal(got, wanted)
+
+
 @pytest.mark.parametrize(
     "function",
     [
@@ -469,6 +484,11 @@ def test_spellings(text: str) -> None:
         lambda x, y: torch.where(x, y, y),
         lambda x, y: torch.add(x.int(), y.int(), alpha=0.5),
         lambda x, y: torch.add(x.bool(), y.bool(), alpha=0.5),
+        lambda x, y: torch.add(x, y, alpha=True),
+        lambda x, y: torch.sub(x.int(), y.int(), alpha=True),
+        lambda x, y: (x * 2) + 2**64,
+        lambda x, y: torch.clamp(x, -(2**63) - 1, 1),
+        lambda x, y: torch.clamp(x, min=y, max=1.0),
         lambda x, y: torch.add(x, y[:3, :4]),
         lambda x, y: x.int() ** -1,
         lambda x, y: torch.maximum(x, y[0, :2]),

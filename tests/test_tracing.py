@@ -286,6 +286,9 @@ SIZES: dict[str, Callable[..., Any]] = {
     "scalar": lambda x: axpy(x, x, alpha=x.size(1) / 7),
     "item": lambda x: x * (x.sum().item() / 3),
     "result": lambda x: (x * 2, x.size(0) * 2, x.shape),
+    "address": lambda x: (x * 2, x.data_ptr() * 2, (x * 2).data_ptr() != 0),
+    "bools": lambda x: (x * 2, x.is_contiguous() & True, torch.equal(x, x) ^ True, x.allclose(x) * 2),
+    "list": lambda x: (x * 2, x.tolist()[0][1] * 3 > 1),
 }
 
 

@@ -66,6 +66,8 @@ class Guards:
     asked: tuple[tuple[Callable[[Any], Any], Any, Any], ...] = ()
     # Dicts, lists and deques that code can put values into, and copies of before; while the function is traced.
     owners: tuple[tuple[Any, Any], ...] = ()
+    # Whether code that was found has a ``case (a, b):``.
+    matches_sequences: bool = False
 
     def holds(self) -> bool:
         """Whether all values are what they were. Part of every call: a read costs some 30 ns."""
@@ -184,11 +186,12 @@ class _GuardFinder:
         self._asked: list[tuple[Callable[[Any], Any], Any, Any]] = []
         self._owners: dict[int, tuple[Any, Any]] = {}
         self._of_classes: set[tuple[type, str]] = set()
+        self._matches_sequences = False
 
     def build(self) -> Guards:
         modes = [(ask, None, ask(None)) for name, ask in _MODES.items() if name in self.names]
         asked, owners = (*self._asked, *modes), tuple(self._owners.values())
-        return Guards(tuple(self._reads.values()), tuple(self._attributes), asked, owners)
+        return Guards(tuple(self._reads.values()), tuple(self._attributes), asked, owners, self._matches_sequences)
 
     def visit(self, value: Any) -> None:
         if value is None or type(value) in _PLAIN or id(value) in self._seen:
@@ -252,6 +255,8 @@ class _GuardFinder:
                     self._read_global(function.__globals__, instruction.argval)
                 elif instruction.opname == "IMPORT_NAME":
                     self.visit(sys.modules.get(instruction.argval))
+                elif instruction.opname == "MATCH_SEQUENCE":
+                    self._matches_sequences = True
                 else:
                     self.names.update(_IMPLIED.get(instruction.opname, ()))
 

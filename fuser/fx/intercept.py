@@ -20,7 +20,7 @@ from fuser.fx.guards import Guards
 from fuser.fx.symbols import Symbol, is_symbol, is_tensor
 from fuser.jit_function import JitFunction
 
-__all__ = ["MATH", "Intercept", "builtins_ask_symbols", "is_traced", "math_takes_symbols"]
+__all__ = ["MATH", "Intercept", "builtins_ask_symbols", "is_traced", "math_takes_symbols", "sizes_may_be_symbols"]
 
 # The functions of Python's math module by name.
 MATH: dict[str, Callable[..., Any]] = {
@@ -130,6 +130,35 @@ def _take_symbols(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _SYMBOLIC_MATH = {name: _take_symbols(function) for name, function in MATH.items()}
+
+
+@contextmanager
+def sizes_may_be_symbols(guards: Guards) -> Iterator[None]:
+    """Let ``torch.zeros(n, m)`` and its like take symbols, meanwhile: C code takes a first one for the whole size."""
+    found = [(held, name, value) for held, name, value in guards.reads if id(value) in _OF_SIZES]
+    found += [(vars(torch), item.__name__, item) for item in _MAKERS]
+    for held, name, value in found:
+        held[name] = _OF_SIZES[id(value)]
+    try:
+        yield
+    finally:
+        for held, name, value in found:
+            held[name] = value
+
+
+def _take_sizes(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*sizes: Any, **kwargs: Any) -> Any:
+        return (
+            function(sizes, **kwargs) if len(sizes) > 1 and any(map(is_symbol, sizes)) else function(*sizes, **kwargs)
+        )
+
+    return call
+
+
+# What makes a tensor, and takes its size as so many numbers.
+_MAKERS: tuple[Callable[..., Any], ...] = (torch.empty, torch.ones, torch.zeros, torch.rand, torch.randn)
+_OF_SIZES = {id(function): _take_sizes(function) for function in _MAKERS}
 
 
 def _isinstance(item: Any, kinds: Any, /) -> bool:

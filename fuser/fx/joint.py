@@ -19,7 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.weak import TensorWeakRef
 
 from fuser import counters
-from fuser.errors import GradientError, UnsupportedError
+from fuser.errors import DeviceError, GradientError, UnsupportedError
 from fuser.fx.fusion_node import FusionModule
 from fuser.fx.passes import FusionPass
 from fuser.graph import FusionGroup
@@ -28,6 +28,7 @@ from fuser.kernel_spec import infer_layouts
 from fuser.launcher import Launcher, record_through
 from fuser.process import Lock, await_before_fork
 from fuser.route import Route, find_route, requires_grad
+from fuser.sections import cut_by_device
 from fuser.tensor_desc import common_device, describe, follows_default_dtype, input_specs, value_layouts
 from fuser.warming.follow import alone, current, stand_in
 
@@ -76,8 +77,8 @@ class DifferentiableFusion(FusionModule):
         described = [describe(item) for item in inputs]
         try:
             return follows_default_dtype(self.group, input_specs(described, common_device(self.group, described)))
-        except UnsupportedError:
-            # Parts of it are torch's.
+        except (UnsupportedError, DeviceError):
+            # Parts of it are torch's, or on another device.
             return True
 
     def forward(self, *inputs: Any) -> Any:
@@ -118,8 +119,10 @@ class DifferentiableFusion(FusionModule):
         if joint is None and len(self._joints) < MAX_JOINTS:
             # What does not fit together raises here: tracing would say much more.
             described = [describe(item) for item in inputs]
-            common_device(self.group, described)
-            infer_layouts(self.group, value_layouts(described))
+            layouts = infer_layouts(self.group, value_layouts(described))
+            # The pass puts what is on several devices into several groups: there it knows where everything is.
+            if not cut_by_device(self.group, layouts, [item.device for item in described]):
+                common_device(self.group, described)
             # Sizes that were others before are symbols from now on.
             joint = _trace_joint(self.nodes, key, inputs, [item.key for item in alike])
             self._joints += [] if joint is None else [joint]

@@ -238,17 +238,21 @@ def may_be_number(value: Any) -> bool:
 
 
 def is_size(node: fx.Node) -> bool:
-    """Whether a node asks a tensor for a number: its sizes, how many dimensions or elements it has, its one value."""
+    """Whether a node asks a tensor for numbers: its sizes, how many dimensions or elements it has, its values."""
     if node.op == "call_method":
         return node.target in _SIZES
     if node.target is getattr:
-        return node.args[1] in {"shape", "ndim", "itemsize", "nbytes"}
-    return node.op == "call_function" and node.target is torch.numel
+        return node.args[1] in {"shape", "ndim", "itemsize", "nbytes", "_version"}
+    return node.op == "call_function" and node.target in _SIZE_FUNCTIONS
 
 
 _NUMBERS = bool | int | float | torch.SymInt | torch.SymFloat | torch.SymBool
-# Methods of a tensor that return numbers.
-_SIZES = frozenset("size dim ndimension numel nelement stride storage_offset element_size item".split())
+# Methods of a tensor that return numbers, among them bools, and functions that do.
+_SIZES = frozenset(
+    "size dim ndimension numel nelement stride storage_offset element_size item tolist data_ptr nbytes is_contiguous "
+    "is_set_to is_same_size is_nonzero equal allclose".split()
+)
+_SIZE_FUNCTIONS = frozenset((torch.numel, torch.is_same_size, torch.is_nonzero, torch.equal, torch.allclose))
 
 
 def _is_pythons(node: fx.Node) -> bool:

@@ -6,7 +6,7 @@ import dis
 import operator
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from fuser.errors import TracingError
 from fuser.fx.examples import is_kind_question, is_none
 from fuser.ops import IS_NUMBER
 
-__all__ = ["IN_PLACE", "Symbol", "is_symbol", "is_tensor"]
+__all__ = ["IN_PLACE", "SequenceSymbol", "Symbol", "is_symbol", "is_tensor"]
 
 
 class Symbol(fx.Proxy):
@@ -36,7 +36,7 @@ class Symbol(fx.Proxy):
             raise AttributeError(name)
         if not hasattr(torch.Tensor, name) or self.node.meta.get(IS_NUMBER):
             self.tracer.check_attribute(self, name)
-        found = _SymbolAttribute(self, name)
+        found = _ShapeAttribute(self, name) if name == "shape" else _SymbolAttribute(self, name)
         if name in _MAY_BE_NONE and self.tracer.examples is not None:
             # A symbol cannot be asked whether it ``is`` None.
             asked = self.tracer.create_proxy("call_function", is_none, (self, name), {})
@@ -126,6 +126,17 @@ class _SymbolAttribute(Symbol, fx.proxy.Attribute):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         made: Any = fx.proxy.Attribute.__call__(self, *args, **kwargs)
         return self.tracer.settle_if_known(made) if is_kind_question(self.attr) else made
+
+
+class SequenceSymbol(Symbol):
+    """A symbol of several values. ``case (a, b):`` looks at nothing of a value but whether its class says so."""
+
+
+class _ShapeAttribute(_SymbolAttribute, SequenceSymbol):
+    pass
+
+
+Sequence.register(SequenceSymbol)
 
 
 def _is_class_asked(frame: types.FrameType) -> bool:

@@ -33,9 +33,9 @@ from fuser.fx.arguments import NUMBER, Key, is_as_given, name_leaves, rebuild
 from fuser.fx.examples import Examples, Facts, Unknown, find_facts, find_kind
 from fuser.fx.finished import finish_graph
 from fuser.fx.guards import Guards, find_guards
-from fuser.fx.intercept import MATH, Intercept, builtins_ask_symbols, math_takes_symbols
+from fuser.fx.intercept import MATH, Intercept, builtins_ask_symbols, math_takes_symbols, sizes_may_be_symbols
 from fuser.fx.nodes import is_size
-from fuser.fx.symbols import IN_PLACE, Symbol, is_symbol, is_tensor
+from fuser.fx.symbols import IN_PLACE, SequenceSymbol, Symbol, is_symbol, is_tensor
 from fuser.fx.writes import split_batch_norm
 from fuser.ops import IS_NUMBER, KNOWN, Known, find_settled, has_hooks, needs_known
 from fuser.process import Lock, await_before_fork
@@ -131,6 +131,7 @@ class _Tracer(fx.Tracer):
         self._generators: Sequence[torch.Generator] = ()
         # Whether what is known of the arguments of the module that is called is all that it may ask.
         self._knows_arguments = False
+        self._matches_sequences = False
         # Nodes whose values Python asked for.
         self._asked: dict[fx.Node, None] = {}
         # Tensors and modules of the graph by their names there, and the names of all that a module may use.
@@ -150,9 +151,10 @@ class _Tracer(fx.Tracer):
         """Trace; a module's buffers are left as they were: ``self.count += 1`` would put a proxy there."""
         plain: Any = inspect.unwrap(self._function)
         self._generators = guards.find_generators()
+        self._matches_sequences = guards.matches_sequences
         seeds = [item.initial_seed() for item in self._generators]
         try:
-            with Intercept(self), builtins_ask_symbols(guards), math_takes_symbols():
+            with Intercept(self), builtins_ask_symbols(guards), math_takes_symbols(), sizes_may_be_symbols(guards):
                 graph = self.trace(getattr(plain, "__func__", plain))
             for (_, name), (module, _) in self._buffers.items():
                 found: Any = module._buffers[name]
@@ -204,7 +206,9 @@ class _Tracer(fx.Tracer):
         return made
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
-        return Symbol(node, self)
+        # Otherwise nobody asks, and to find values takes time.
+        is_sequence = self._matches_sequences and isinstance(self.find_value(node), tuple | list)
+        return (SequenceSymbol if is_sequence else Symbol)(node, self)
 
     def create_node(self, kind: str, *args: Any, **kwargs: Any) -> fx.Node:
         if kind != "output" and _find_modes() != self._modes:
@@ -308,7 +312,11 @@ class _Tracer(fx.Tracer):
 
     def find(self, proxy: Symbol) -> Any:
         """Return what is known of a symbol's value: fake tensors, numbers; None without a call."""
-        return None if self.examples is None else self.examples.find(proxy.node)
+        return self.find_value(proxy.node)
+
+    def find_value(self, node: fx.Node) -> Any:
+        """Return what is known of a node's value, see ``find``."""
+        return None if self.examples is None else self.examples.find(node)
 
     def check_attribute(self, proxy: Symbol, name: str) -> None:
         """Raise AttributeError, as what it stands for does, for a symbol that has no attribute of this name.
@@ -404,7 +412,8 @@ def _is_of_tracing(error: Exception) -> bool:
     if isinstance(error, fx.proxy.TraceError | NotImplementedError):
         return True
     return isinstance(error, TypeError | RuntimeError | ValueError | AttributeError) and any(
-        word in str(error) for word in ("Proxy", "got Symbol", "symbols.Symbol", "_SymbolAttribute", "symbolic")
+        word in str(error)
+        for word in ("Proxy", "got Symbol", "'Symbol'", "symbols.Symbol", "_SymbolAttribute", "symbolic")
     )
 
 

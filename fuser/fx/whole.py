@@ -52,8 +52,10 @@ def find_whole_fusion(module: fx.GraphModule) -> WholeFusion | None:
         result, items = result.args[0], [*items, result]
     made = [fused] if count == 1 else items[:count]
     results = list(result) if isinstance(result, tuple | list) and count > 1 else [result]
+    # Beside its values there may be anything, also what has no hash.
     if (
-        {*results} != {*made}
+        not all(isinstance(item, fx.Node) for item in results)
+        or {*results} != {*made}
         or len(results) != count
         or len(rest) != 2 + len(items)
         or isinstance(rest[-1].args[0], list)

@@ -165,12 +165,14 @@ def _binary_of_tensors(name: str) -> Binder:
     return bind
 
 
-def _bind_add(input: Any, other: Any, *, alpha: Any = 1) -> OpCall:  # noqa: A002
-    return _call("add", input, other, alpha=alpha)
+def _bind_add(input: Any, other: Any, *, alpha: Any = 1) -> OpCall | None:  # noqa: A002
+    # torch has its own error for a bool, where the result is none.
+    return None if isinstance(alpha, bool) else _call("add", input, other, alpha=alpha)
 
 
 def _bind_sub(input: Any, other: Any, *, alpha: Any = 1) -> OpCall | None:  # noqa: A002
-    return _call("sub", input, other, minus_alpha=-alpha) if is_constant(alpha) else None
+    is_plain = is_constant(alpha) and not isinstance(alpha, bool)
+    return _call("sub", input, other, minus_alpha=-alpha) if is_plain else None
 
 
 def _bind_rsub(input: Any, other: Any, alpha: Any = 1) -> OpCall | None:  # noqa: A002
@@ -201,7 +203,8 @@ def _bind_clamp(input: Any, min: Any = None, max: Any = None) -> OpCall | None: 
         return _bind_clamp_max(input, max)
     if max is None:
         return _bind_clamp_min(input, min)
-    return _call_clamp("clamp", input, min, max)
+    # torch has its own error for a number beside a tensor.
+    return None if is_number(min) != is_number(max) else _call_clamp("clamp", input, min, max)
 
 
 def _bind_clamp_min(input: Any, min: Any) -> OpCall:  # noqa: A002
