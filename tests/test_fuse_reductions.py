@@ -384,6 +384,18 @@ def test_too_many_sizes_are_torchs_reductions(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.cpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_too_many_kinds_of_call_change_no_bit(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    config.numerics = "strict"
+    monkeypatch.setattr("fuser.fx.joint.MAX_JOINTS", 1)
+    step = fuser.fuse(lambda x, y: (x * y) * (x * y) * x + y)
+    for shape in ((64,), (2, 64), (3, 2, 64)):
+        inputs = [draw(*shape, dtype=dtype), draw(2, 64, dtype=dtype)]
+        (_, found), (_, wanted) = gradients(step, inputs), gradients(step.function, inputs)
+        assert all(map(torch.equal, found, wanted))
+
+
+@pytest.mark.cpu
 def test_a_mistake_says_no_more_than_the_error(capfd: pytest.CaptureFixture[str], recwarn: Any) -> None:
     fused = fuser.fuse(lambda x, y: (x * y).sum(-1))
     x = torch.rand(4, 6, requires_grad=True)

@@ -34,7 +34,7 @@ from fuser.warming.follow import alone, current, stand_in
 __all__ = ["DifferentiableFusion"]
 
 # How many kinds of call (sizes, strides, values of numbers) of a fusion node are known, and how many graphs of its own
-# it has: tracing takes some 0.1 s, and for what comes later torch's reductions stay torch's.
+# it has: tracing takes some 0.1 s, and for what comes later torch's reductions stay torch's (strict: all ops).
 MAX_CALLS, MAX_JOINTS = 1024, 16
 
 _ATEN = torch.ops.aten
@@ -126,15 +126,21 @@ class DifferentiableFusion(FusionModule):
         return joint
 
     def _run_apart(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        # As torch's modules call it, it would print itself with each error.
+        made: tuple[Any, ...] = self._find_apart().forward(*inputs)
+        return made
+
+    def _find_apart(self) -> fx.GraphModule:
+        if self.group.is_strict:
+            # A kernel's derivative comes from its text, and is rounded elsewhere than torch's formulas.
+            return self.nodes
         if self._apart is None:
             graph = fx.Graph()
             graph.output(graph.graph_copy(self.nodes.graph, {}))
             apart = fx.GraphModule(self.nodes, graph)
             FusionPass(reduces=False)(apart)
             self._apart = apart
-        # As torch's modules call it, it would print itself with each error.
-        made: tuple[Any, ...] = self._apart.forward(*inputs)
-        return made
+        return self._apart
 
     def __reduce__(self) -> tuple[Any, ...]:
         return DifferentiableFusion, (self.group, self.node_names, self.nodes)
