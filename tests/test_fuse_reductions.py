@@ -396,6 +396,19 @@ def test_too_many_kinds_of_call_change_no_bit(dtype: torch.dtype, monkeypatch: p
 
 
 @pytest.mark.cpu
+@pytest.mark.parametrize("is_again", [False, True])
+def test_batches_of_gradients_require_grad_where_they_are_to(is_again: bool) -> None:
+    config.numerics = "strict"
+    step = fuser.fuse(lambda x, y: torch.sin(x * y) * x + y)
+    inputs = [draw(3).requires_grad_(), draw(3).requires_grad_()]
+    for function in (step, step.function):
+        made = torch.autograd.grad(
+            function(*inputs), inputs, torch.eye(3), is_grads_batched=True, create_graph=is_again
+        )
+        assert [item.requires_grad for item in made] == [is_again] * 2
+
+
+@pytest.mark.cpu
 def test_a_mistake_says_no_more_than_the_error(capfd: pytest.CaptureFixture[str], recwarn: Any) -> None:
     fused = fuser.fuse(lambda x, y: (x * y).sum(-1))
     x = torch.rand(4, 6, requires_grad=True)

@@ -215,8 +215,7 @@ class _Differentiated(torch.autograd.Function):
                 raise RuntimeError(
                     "one of the variables needed for gradient computation has been modified by an inplace operation"
                 )
-            with torch.enable_grad():
-                made = _differentiate(joint, inputs, given)
+            made = _differentiate(joint, inputs, given)
         else:
             tangents = [
                 grad if grad is not None else torch.zeros(shape, dtype=dtype, device=device)
@@ -253,16 +252,19 @@ def _versions(joint: Joint, inputs: Sequence[Any]) -> list[int]:
 def _differentiate(
     joint: Joint, inputs: Sequence[Any], grads: Sequence[torch.Tensor | None]
 ) -> Sequence[torch.Tensor | None]:
-    # In eager torch, which differentiates that in turn. Each input is looked at anew: one may be made of another.
-    seen = [item.view_as(item) if isinstance(item, torch.Tensor) else item for item in inputs]
-    outputs = joint.nodes.forward(*seen)
+    # In eager torch, which differentiates that in turn where it is asked to. Each input is looked at anew: one may be
+    # made of another.
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        seen = [item.view_as(item) if isinstance(item, torch.Tensor) else item for item in inputs]
+        outputs = joint.nodes.forward(*seen)
     pairs = [(outputs[slot], grad) for slot, grad in zip(joint.continuous, grads, strict=True) if grad is not None]
     wanted = [slot for slot in joint.tensors if inputs[slot].requires_grad]
     made = torch.autograd.grad(
         [output for output, _ in pairs],
         [seen[slot] for slot in wanted],
         [grad for _, grad in pairs],
-        create_graph=True,
+        create_graph=create_graph,
         allow_unused=True,
     )
     found = dict(zip(wanted, made, strict=True))
