@@ -604,6 +604,42 @@ def test_a_hand_written_derivative_also_counts_in_eager_torch() -> None:
     torch.testing.assert_close(got, surrogate_of(x.detach(), slope.detach().double()))
 
 
+@pytest.mark.parametrize("is_fused", [True, False])
+def test_forward_mode_transposes_a_hand_written_derivative(is_fused: bool) -> None:
+    step = fuser.jit_fn(STEP, backward=surrogate)
+    clip = fuser.jit_fn(
+        "template <typename T> T clip(T x) { return x; }",
+        backward=fuser.jit_fn("template <typename T> T clipped(T x, T g) { return g > T(1) ? T(1) : g; }"),
+    )
+    # 2 x is what it says, not what it is.
+    wave = fuser.jit_fn(
+        "template <typename T> void wave(T x, T y, T k, T& a, T& b) { a = x * y; b = sin(k * y); }",
+        num_outputs=2,
+        scalars=["k"],
+        backward=fuser.jit_fn(
+            "template <typename T> void back(T x, T y, T ga, T gb, T k, T& gx, T& gy) {"
+            " gx = T(2) * ga * y; gy = ga * x + gb * k * cos(k * y); }",
+            num_outputs=2,
+            scalars=["k"],
+        ),
+    )
+    (x,) = given((6,))
+    x = (x - 1).detach()
+    y, v, w = draw((3, 1), x.dtype, seed=1), draw((6,), x.dtype, seed=2), draw((3, 1), x.dtype, seed=3)
+    before = fuser.override_can_fuse_on_cpu(is_fused)
+    try:
+        for function in (step, fuser.fuse(lambda x: torch.tanh(step(x * 2) + x))):
+            assert_all_close(torch.func.jacfwd(function)(x), torch.func.jacrev(function)(x))
+        found = torch.func.jvp(lambda x, y: wave(x, y, k=3.0), (x, y), (v, w))[1]
+        assert_all_close(found, (2 * v * y + x * w, 3 * (3 * y).cos() * w.expand(3, 6)))
+        found = torch.func.jvp(lambda y: wave(x, y, k=torch.tensor(3.0)), (y,), (w,))[1]
+        assert_all_close(found, (x * w, 3 * (3 * y).cos() * w.expand(3, 6)))
+        with pytest.raises(GradientError, match="its backward functor clipped, which is not linear in the gradient"):
+            torch.func.jvp(clip, (x,), (v,))
+    finally:
+        fuser.override_can_fuse_on_cpu(before)
+
+
 # --- never in silence --------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("is_fused", [True, False])
 def test_hand_written_derivatives_with_scalars_that_are_tensors(is_fused: bool) -> None:
