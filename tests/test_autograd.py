@@ -858,6 +858,15 @@ def test_nan_loses_and_takes_no_gradient(name: str) -> None:
     assert (x.grad.tolist(), y.grad.tolist()) == ([1, 0], [0, 1])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_angle_of_numbers_whose_squares_are_zero(dtype: torch.dtype) -> None:
+    angle = fuser.create_jit_fn("template <typename T> T angle(T y, T x) { return atan2(y, x); }")
+    tiny = torch.finfo(dtype).tiny
+    values = torch.tensor([0.0, tiny, -tiny, 1.0], dtype=dtype)
+    inputs = [item.clone().requires_grad_() for item in torch.cartesian_prod(values, values).unbind(1)]
+    assert_all_close(gradients(angle, tuple(inputs)), gradients(torch.atan2, tuple(inputs)))
+
+
 def test_more_gradients_than_inputs() -> None:
     forward = fuser.jit_fn("template <typename T> T f(T x) { return x * x; }")
     backward = fuser.jit_fn(

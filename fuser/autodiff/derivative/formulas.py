@@ -115,9 +115,9 @@ PARTIALS: dict[str, tuple[Callable[..., Expr] | None, ...]] = {
 
 
 def _turn(other: Expr, a: Expr, b: Expr) -> Expr:
-    # Zero has no direction; its gradient is zero.
-    is_zero = a.call("eq", 0).call("logical_and", b.call("eq", 0))
-    return (other / (a * a + b * b)).where(is_zero.call("logical_not"), 0)
+    # Zero has no direction; its gradient is zero, and that of numbers whose squares are no more than zero.
+    square = a * a + b * b
+    return (other / square).where(square.call("ne", 0), 0)
 
 
 def _denominator(g: Expr, y: Expr, a: Expr, b: Expr) -> Expr:
