@@ -125,8 +125,9 @@ def _denominator(g: Expr, y: Expr, a: Expr, b: Expr) -> Expr:
 
 
 def _base(g: Expr, a: Expr, b: Expr) -> Expr:
-    if b.is_constant and b.args[0] in (1, 2, 3, 4):
-        exponent = int(b.args[0])
+    # A constant of a complex type equals these, too.
+    exponent = next((number for number in (1, 2, 3, 4) if b.is_constant and b.args[0] == number), None)
+    if exponent is not None:
         return g if exponent == 1 else g * (exponent * reduce(mul, [a] * (exponent - 1)))
     return (g * (b * a.call("pow", b - 1))).where(b.call("ne", 0), 0)
 
