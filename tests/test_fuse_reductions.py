@@ -291,6 +291,10 @@ def test_what_a_graph_keeps_is_let_go_by_its_backward_pass() -> None:
     made, seen = run(is_kept=False)
     assert made.grad_fn is not None
     assert seen() is None
+    made, seen = run(is_kept=True)
+    assert seen() is not None
+    (first,) = torch.autograd.grad(made.sum(), leaf, create_graph=True)
+    assert first.requires_grad
     # In a checkpoint from the start; the results and gradients are those without.
     same(
         gradients(lambda x: checkpoint(step, x * 2, use_reentrant=False), [leaf]),

@@ -225,8 +225,9 @@ class _Differentiated(torch.autograd.Function):
             # What was not saved may be asked for twice.
             saved = ctx.saved_tensors if ctx.saves else ()
             made = joint.backward([*ctx.sizes, *saved, *tangents])
-            # As what is saved: the graph may outlive it.
-            ctx.inputs = _let_go(ctx.inputs)
+            if not torch._C._autograd._get_current_graph_task_keep_graph():
+                # As what is saved: the graph may outlive it.
+                ctx.inputs = _let_go(ctx.inputs)
         for slot, gradient in zip(joint.tensors, made, strict=True):
             found[slot] = gradient
         return None, *found
