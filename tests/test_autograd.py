@@ -604,6 +604,42 @@ def test_a_hand_written_derivative_also_counts_in_eager_torch() -> None:
     torch.testing.assert_close(got, surrogate_of(x.detach(), slope.detach().double()))
 
 
+@pytest.mark.parametrize("is_fused", [True, False])
+def test_forward_mode_transposes_a_hand_written_derivative(is_fused: bool) -> None:
+    step = fuser.jit_fn(STEP, backward=surrogate)
+    clip = fuser.jit_fn(
+        "template <typename T> T clip(T x) { return x; }",
+        backward=fuser.jit_fn("template <typename T> T clipped(T x, T g) { return g > T(1) ? T(1) : g; }"),
+    )
+    # 2 x is what it says, not what it is.
+    wave = fuser.jit_fn(
+        "template <typename T> void wave(T x, T y, T k, T& a, T& b) { a = x * y; b = sin(k * y); }",
+        num_outputs=2,
+        scalars=["k"],
+        backward=fuser.jit_fn(
+            "template <typename T> void back(T x, T y, T ga, T gb, T k, T& gx, T& gy) {"
+            " gx = T(2) * ga * y; gy = ga * x + gb * k * cos(k * y); }",
+            num_outputs=2,
+            scalars=["k"],
+        ),
+    )
+    (x,) = given((6,))
+    x = (x - 1).detach()
+    y, v, w = draw((3, 1), x.dtype, seed=1), draw((6,), x.dtype, seed=2), draw((3, 1), x.dtype, seed=3)
+    before = fuser.override_can_fuse_on_cpu(is_fused)
+    try:
+        for function in (step, fuser.fuse(lambda x: torch.tanh(step(x * 2) + x))):
+            assert_all_close(torch.func.jacfwd(function)(x), torch.func.jacrev(function)(x))
+        found = torch.func.jvp(lambda x, y: wave(x, y, k=3.0), (x, y), (v, w))[1]
+        assert_all_close(found, (2 * v * y + x * w, 3 * (3 * y).cos() * w.expand(3, 6)))
+        found = torch.func.jvp(lambda y: wave(x, y, k=torch.tensor(3.0)), (y,), (w,))[1]
+        assert_all_close(found, (x * w, 3 * (3 * y).cos() * w.expand(3, 6)))
+        with pytest.raises(GradientError, match="its backward functor clipped, which is not linear in the gradient"):
+            torch.func.jvp(clip, (x,), (v,))
+    finally:
+        fuser.override_can_fuse_on_cpu(before)
+
+
 # --- never in silence --------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("is_fused", [True, False])
 def test_hand_written_derivatives_with_scalars_that_are_tensors(is_fused: bool) -> None:
@@ -820,6 +856,15 @@ def test_nan_loses_and_takes_no_gradient(name: str) -> None:
     x, y = (torch.tensor(values, requires_grad=True) for values in ([1.0, torch.nan], [torch.nan, 1.0]))
     function(x, y).sum().backward()
     assert (x.grad.tolist(), y.grad.tolist()) == ([1, 0], [0, 1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_angle_of_numbers_whose_squares_are_zero(dtype: torch.dtype) -> None:
+    angle = fuser.create_jit_fn("template <typename T> T angle(T y, T x) { return atan2(y, x); }")
+    tiny = torch.finfo(dtype).tiny
+    values = torch.tensor([0.0, tiny, -tiny, 1.0], dtype=dtype)
+    inputs = [item.clone().requires_grad_() for item in torch.cartesian_prod(values, values).unbind(1)]
+    assert_all_close(gradients(angle, tuple(inputs)), gradients(torch.atan2, tuple(inputs)))
 
 
 def test_more_gradients_than_inputs() -> None:

@@ -556,6 +556,16 @@ def test_complex_functor() -> None:
     assert torch.autograd.gradgradcheck(own, (z, w), fast_mode=True)
 
 
+@pytest.mark.parametrize("power", ["1", "2", "3.0", "T(4)", "5"])
+def test_powers_of_complex_numbers(power: str) -> None:
+    dtype = torch.complex128
+    functor = parse_functor(f"template <typename T> T f(T z) {{ return std::pow(z, {power}); }}")
+    z = torch.randn(5, dtype=dtype, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    exponent = float(power.removeprefix("T(").removesuffix(")"))
+    (found,) = torch.autograd.grad(run(functor, dtype, (dtype,), (z,))[0].real.sum(), z)
+    torch.testing.assert_close(found, exponent * (z.detach() ** (exponent - 1)).conj())
+
+
 @pytest.mark.parametrize("number", ["3.40282347e+38", "1.17549435e-38", "1.40129846e-45", "3.4e+38"])
 def test_the_largest_and_smallest_constants_keep_their_value(number: str) -> None:
     derived = reverse(f"template <typename T> T f(T x) {{ return x * {number}f; }}")

@@ -291,6 +291,10 @@ def test_what_a_graph_keeps_is_let_go_by_its_backward_pass() -> None:
     made, seen = run(is_kept=False)
     assert made.grad_fn is not None
     assert seen() is None
+    made, seen = run(is_kept=True)
+    assert seen() is not None
+    (first,) = torch.autograd.grad(made.sum(), leaf, create_graph=True)
+    assert first.requires_grad
     # In a checkpoint from the start; the results and gradients are those without.
     same(
         gradients(lambda x: checkpoint(step, x * 2, use_reentrant=False), [leaf]),
@@ -381,6 +385,31 @@ def test_too_many_sizes_are_torchs_reductions(monkeypatch: pytest.MonkeyPatch) -
             same(got, wanted)
     (fusion,) = [item for item in step.graph_module.children() if hasattr(item, "nodes")]
     assert len(fusion._joints) == 1
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_too_many_kinds_of_call_change_no_bit(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    config.numerics = "strict"
+    monkeypatch.setattr("fuser.fx.joint.MAX_JOINTS", 1)
+    step = fuser.fuse(lambda x, y: (x * y) * (x * y) * x + y)
+    for shape in ((64,), (2, 64), (3, 2, 64)):
+        inputs = [draw(*shape, dtype=dtype), draw(2, 64, dtype=dtype)]
+        (_, found), (_, wanted) = gradients(step, inputs), gradients(step.function, inputs)
+        assert all(map(torch.equal, found, wanted))
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("is_again", [False, True])
+def test_batches_of_gradients_require_grad_where_they_are_to(is_again: bool) -> None:
+    config.numerics = "strict"
+    step = fuser.fuse(lambda x, y: torch.sin(x * y) * x + y)
+    inputs = [draw(3).requires_grad_(), draw(3).requires_grad_()]
+    for function in (step, step.function):
+        made = torch.autograd.grad(
+            function(*inputs), inputs, torch.eye(3), is_grads_batched=True, create_graph=is_again
+        )
+        assert [item.requires_grad for item in made] == [is_again] * 2
 
 
 @pytest.mark.cpu

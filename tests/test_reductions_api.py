@@ -56,7 +56,7 @@ welford = fuser.create_reduction_fn(
 logsumexp = fuser.create_reduction_fn(
     """template <typename T> void merge(T ma, T sa, T mb, T sb, T& m, T& s) {
       m = ma > mb ? ma : mb;
-      s = ma == mb ? sa + sb : ma > mb ? sa + sb * exp(mb - ma) : sa * exp(ma - mb) + sb;
+      s = ma > mb ? sa + sb * exp(mb - ma) : isinf(mb) ? sa + sb : sa * exp(ma - mb) + sb;
     }""",
     identity=(-math.inf, 0),
     map="template <typename T> void one(T x, T& m, T& s) { m = x; s = T(1); }",
@@ -597,6 +597,8 @@ def test_transforms_of_transforms() -> None:
     assert torch.equal(found, torch.stack([dot(a, b, dim=0) for a, b in zip(x, y, strict=True)]))
     assert torch.equal(torch.vmap(lambda a: total(a))(y[0]), y[0])
     torch.testing.assert_close(torch.vmap(torch.func.grad(logsumexp))(y), y.softmax(1))
+    ties = torch.relu(y)
+    torch.testing.assert_close(torch.vmap(torch.func.grad(logsumexp))(ties), ties.softmax(1))
     torch.testing.assert_close(torch.func.hessian(logsumexp)(y[0]), torch.func.hessian(lambda a: a.logsumexp(0))(y[0]))
     torch.testing.assert_close(torch.func.jvp(total, (y,), (y,))[1], total(y))
 

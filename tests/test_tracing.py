@@ -192,6 +192,34 @@ def switches(x: Any) -> Any:
     return z
 
 
+class Steep(torch.autograd.Function):
+    """A gradient of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x * 3
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return grad * 7
+
+
+def is_steep(x: Any) -> Any:
+    return Steep.apply(x)  # type: ignore[no-untyped-call]
+
+
+fx.wrap("is_steep")
+
+
+def test_a_function_of_autograds_is_hidden_by_wrap(x: torch.Tensor) -> None:
+    with pytest.raises(UnsupportedError, match=r"as a torch\.autograd\.Function makes one: .* torch\.fx\.wrap hides"):
+        fuser.fuse(lambda x: Steep.apply(x) * 2)(x)  # type: ignore[no-untyped-call]
+    x = x.detach().requires_grad_()
+    fuser.fuse(lambda x: torch.relu(is_steep(x * 2) + 100))(x).sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, torch.full_like(x, 14))
+
+
 @pytest.mark.parametrize("function", [stops_gradients, casts, switches])
 def test_a_change_of_mode_is_refused(function: Callable[..., Any], x: torch.Tensor) -> None:
     with pytest.raises(UnsupportedError, match="grad mode or autocast"):

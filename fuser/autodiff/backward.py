@@ -158,8 +158,6 @@ class BackwardSteps:
 
 def build_tangents(group: FusionGroup, typing: Typing, given: Collection[int]) -> DerivedGroup | None:
     """Return the group of the tangents of the outputs, given those of the inputs ``given``; as ``build_backward``."""
-    from fuser.autodiff.derivative import forward_functor  # noqa: PLC0415
-
     _refuse_reductions(group)
     continuous = find_differentiable(group, typing, given)
     tangents: set[int] = {value for value in given if value in continuous}
@@ -170,10 +168,7 @@ def build_tangents(group: FusionGroup, typing: Typing, given: Collection[int]) -
         made = range(offset, offset + application.function.num_outputs)
         if not slots or continuous.isdisjoint(made):
             continue
-        functor, types = application.function.functor, _argument_types(application, index, typing)
-        derived = forward_functor(
-            functor, _compute_dtype(typing, index), types, given=slots, op=application.function.op
-        )
+        derived = _derive_tangents(application, index, typing, slots)
         if derived.functor is None:
             continue
         values = {out: offset + slot for slot, out in enumerate(derived.results) if out is not None}
@@ -292,6 +287,44 @@ def _hand_written(function: Function, wanted: tuple[int, ...], outputs: tuple[in
     return Derived(backward.functor, arguments, tuple(made.get(slot) for slot in wanted), ())
 
 
+def _derive_tangents(application: Application, index: int, typing: Typing, given: tuple[int, ...]) -> Derived:
+    function = application.function
+    from fuser.autodiff.derivative import forward_functor  # noqa: PLC0415
+
+    compute, types = _compute_dtype(typing, index), _argument_types(application, index, typing)
+    if function.backward is not None:
+        return _transposed(function, compute, types, given)
+    return forward_functor(function.functor, compute, types, given=given, op=function.op)
+
+
+def _transposed(
+    function: Function, compute: torch.dtype, types: tuple[torch.dtype, ...], given: tuple[int, ...]
+) -> Derived:
+    # The user's backward functor is a linear map of gradients; that of tangents is its transpose, as its derivative is.
+    from fuser.autodiff.derivative import Derived, reverse_functor  # noqa: PLC0415
+
+    hand_written = _hand_written(function, given, tuple(range(function.num_outputs)))
+    assert hand_written.functor is not None, "the user wrote one"
+    bound = hand_written.arguments
+    tangents = {out: k for k, out in enumerate(hand_written.results) if out is not None}
+    outputs = tuple(sorted(tangents))
+    derived = reverse_functor(
+        hand_written.functor,
+        compute,
+        tuple(types[slot] if kind == "argument" else compute for kind, slot in bound),
+        wanted=tuple(place for place, (kind, _) in enumerate(bound) if kind == "grad"),
+        outputs=outputs,
+    )
+    arguments = tuple(("grad", tangents[outputs[k]]) if kind == "grad" else bound[k] for kind, k in derived.arguments)
+    if any(kind == "argument" and bound[k][0] == "grad" for kind, k in derived.arguments):
+        raise NotDifferentiableError(
+            f"forward mode transposes its backward functor {hand_written.functor.entry}, which is not linear in the "
+            "gradient",
+            functor=function.functor.entry,
+        )
+    return Derived(derived.functor, arguments, derived.results, derived.dtypes)
+
+
 class _Writer:
     """Builds a derived group."""
 
@@ -345,13 +378,13 @@ class _Writer:
             for parameter, bound in zip(_parameters(functor), step.derived.arguments, strict=True)
         }
         hand_written = forward.backward
+        unpromoted = forward.unpromoted if hand_written is None else hand_written.unpromoted(forward)
+        is_the_users = hand_written is not None and functor is hand_written.functor
         function = Function(
             functor,
-            unpromoted=hand_written.unpromoted(forward)
-            if hand_written
-            else tuple(name for name in forward.unpromoted if name in handles),
+            unpromoted=tuple(name for name in unpromoted if name in handles),
             out_dtypes=tuple(None if value < 0 else self._dtype(value, value in done) for value in step.targets),
-            isolation=Isolation.FULL if hand_written else Isolation.NONE,
+            isolation=Isolation.FULL if is_the_users else Isolation.NONE,
         )
         tensors = [handles[parameter.name] for parameter in functor.tensors]
         return self.builder.apply(function, tensors, [handles[parameter.name] for parameter in functor.scalars])

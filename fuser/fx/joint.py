@@ -35,7 +35,7 @@ from fuser.warming.follow import alone, current, stand_in
 __all__ = ["DifferentiableFusion"]
 
 # How many kinds of call (sizes, strides, values of numbers) of a fusion node are known, and how many graphs of its own
-# it has: tracing takes some 0.1 s, and for what comes later torch's reductions stay torch's.
+# it has: tracing takes some 0.1 s, and for what comes later torch's reductions stay torch's (strict: all ops).
 MAX_CALLS, MAX_JOINTS = 1024, 16
 
 _ATEN = torch.ops.aten
@@ -129,15 +129,21 @@ class DifferentiableFusion(FusionModule):
         return joint
 
     def _run_apart(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        # As torch's modules call it, it would print itself with each error.
+        made: tuple[Any, ...] = self._find_apart().forward(*inputs)
+        return made
+
+    def _find_apart(self) -> fx.GraphModule:
+        if self.group.is_strict:
+            # A kernel's derivative comes from its text, and is rounded elsewhere than torch's formulas.
+            return self.nodes
         if self._apart is None:
             graph = fx.Graph()
             graph.output(graph.graph_copy(self.nodes.graph, {}))
             apart = fx.GraphModule(self.nodes, graph)
             FusionPass(reduces=False)(apart)
             self._apart = apart
-        # As torch's modules call it, it would print itself with each error.
-        made: tuple[Any, ...] = self._apart.forward(*inputs)
-        return made
+        return self._apart
 
     def __reduce__(self) -> tuple[Any, ...]:
         return DifferentiableFusion, (self.group, self.node_names, self.nodes)
@@ -212,8 +218,7 @@ class _Differentiated(torch.autograd.Function):
                 raise RuntimeError(
                     "one of the variables needed for gradient computation has been modified by an inplace operation"
                 )
-            with torch.enable_grad():
-                made = _differentiate(joint, inputs, given)
+            made = _differentiate(joint, inputs, given)
         else:
             tangents = [
                 grad if grad is not None else torch.zeros(shape, dtype=dtype, device=device)
@@ -223,8 +228,9 @@ class _Differentiated(torch.autograd.Function):
             # What was not saved may be asked for twice.
             saved = ctx.saved_tensors if ctx.saves else ()
             made = joint.backward([*ctx.sizes, *saved, *tangents])
-            # As what is saved: the graph may outlive it.
-            ctx.inputs = _let_go(ctx.inputs)
+            if not torch._C._autograd._get_current_graph_task_keep_graph():
+                # As what is saved: the graph may outlive it.
+                ctx.inputs = _let_go(ctx.inputs)
         for slot, gradient in zip(joint.tensors, made, strict=True):
             found[slot] = gradient
         return None, *found
@@ -250,16 +256,19 @@ def _versions(joint: Joint, inputs: Sequence[Any]) -> list[int]:
 def _differentiate(
     joint: Joint, inputs: Sequence[Any], grads: Sequence[torch.Tensor | None]
 ) -> Sequence[torch.Tensor | None]:
-    # In eager torch, which differentiates that in turn. Each input is looked at anew: one may be made of another.
-    seen = [item.view_as(item) if isinstance(item, torch.Tensor) else item for item in inputs]
-    outputs = joint.nodes.forward(*seen)
+    # In eager torch, which differentiates that in turn where it is asked to. Each input is looked at anew: one may be
+    # made of another.
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        seen = [item.view_as(item) if isinstance(item, torch.Tensor) else item for item in inputs]
+        outputs = joint.nodes.forward(*seen)
     pairs = [(outputs[slot], grad) for slot, grad in zip(joint.continuous, grads, strict=True) if grad is not None]
     wanted = [slot for slot in joint.tensors if inputs[slot].requires_grad]
     made = torch.autograd.grad(
         [output for output, _ in pairs],
         [seen[slot] for slot in wanted],
         [grad for _, grad in pairs],
-        create_graph=True,
+        create_graph=create_graph,
         allow_unused=True,
     )
     found = dict(zip(wanted, made, strict=True))

@@ -212,7 +212,10 @@ class _Tracer(fx.Tracer):
 
     def create_node(self, kind: str, *args: Any, **kwargs: Any) -> fx.Node:
         if kind != "output" and _find_modes() != self._modes:
-            raise TracingError("fuse cannot trace a change of grad mode or autocast: make it around the call")
+            raise TracingError(
+                "fuse cannot trace a change of grad mode or autocast, as a torch.autograd.Function makes one: make it "
+                "around the call, or in a function that torch.fx.wrap hides"
+            )
         return super().create_node(kind, *args, **kwargs)
 
     def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **options: Any) -> Any:

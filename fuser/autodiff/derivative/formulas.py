@@ -115,9 +115,9 @@ PARTIALS: dict[str, tuple[Callable[..., Expr] | None, ...]] = {
 
 
 def _turn(other: Expr, a: Expr, b: Expr) -> Expr:
-    # Zero has no direction; its gradient is zero.
-    is_zero = a.call("eq", 0).call("logical_and", b.call("eq", 0))
-    return (other / (a * a + b * b)).where(is_zero.call("logical_not"), 0)
+    # Zero has no direction; its gradient is zero, and that of numbers whose squares are no more than zero.
+    square = a * a + b * b
+    return (other / square).where(square.call("ne", 0), 0)
 
 
 def _denominator(g: Expr, y: Expr, a: Expr, b: Expr) -> Expr:
@@ -125,8 +125,9 @@ def _denominator(g: Expr, y: Expr, a: Expr, b: Expr) -> Expr:
 
 
 def _base(g: Expr, a: Expr, b: Expr) -> Expr:
-    if b.is_constant and b.args[0] in (1, 2, 3, 4):
-        exponent = int(b.args[0])
+    # A constant of a complex type equals these, too.
+    exponent = next((number for number in (1, 2, 3, 4) if b.is_constant and b.args[0] == number), None)
+    if exponent is not None:
         return g if exponent == 1 else g * (exponent * reduce(mul, [a] * (exponent - 1)))
     return (g * (b * a.call("pow", b - 1))).where(b.call("ne", 0), 0)
 
