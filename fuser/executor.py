@@ -150,10 +150,11 @@ def _find_plan(
     plans = _plans.get(spec.key) or _plans.setdefault(spec.key, Lru())
     plan = plans.get(signature)
     if plan is None or plan.until < time.monotonic():
-        # A mode that watches the call (AOTAutograd's, in a graph's first one) would have frames in torch's answers that
-        # there is no such view, which would be taken for a signal handler's. Disabling modes imports modules, which the
-        # interpreter's end does not allow: only where there is one.
-        with _disable_current_modes() if torch._C._len_torch_dispatch_stack() else nullcontext():
+        # A mode that watches the call (AOTAutograd's, in a graph's first one; that of a default device) would have frames
+        # in torch's answers that there is no such view, which would be taken for a signal handler's. Disabling the first
+        # kind imports modules, which the interpreter's end does not allow: only where there is one.
+        dispatch_modes = _disable_current_modes() if torch._C._len_torch_dispatch_stack() else nullcontext()
+        with dispatch_modes, torch._C.DisableTorchFunction():
             plan = tune(lambda: make_plan(spec, described, described_out))._replace(generation=generation)
         if plan.until and plan.fallback_reason and plan.obstacle < 0 and not plan.is_expected:
             plan = plan._replace(eager=_prepare_eager(spec, described, plan.device))

@@ -298,7 +298,8 @@ def _parse(source: str, names: Sequence[str], count: int) -> Functor:
         try:
             return parse_functor(source, held, outputs)
         except FunctorError as error:
-            first = first or error
+            # A variable for a traceback that has this frame in it would keep what the callers hold.
+            first = first or error.with_traceback(None)
     assert first is not None, "one was raised"
     raise first
 

@@ -155,24 +155,24 @@ def cut_by_device(
     Returns:
         No section where one device is enough, or where the tensors of one application are on two.
     """
-    host, places = torch.device("cpu"), [*devices]
+    host, homes = torch.device("cpu"), [*devices]
     # For each application, where it runs; and those that would run anywhere.
     found, free = list[torch.device](), set[int]()
     for index, item in enumerate(group.applications):
-        read = {(places[value], bool(layouts[value].shape)) for value in item.tensors}
-        own = [*{place for place, has_dims in read if place is not None and (has_dims or place != host)}]
+        read = {(homes[value], bool(layouts[value].shape)) for value in item.tensors}
+        own = [*{home for home, has_dims in read if home is not None and (has_dims or home != host)}]
         if len(own) > 1:
             return []
         free.update(() if own else (index,))
         found.append(own[0] if own else host)
-        places += [found[-1]] * item.function.num_outputs
+        homes += [found[-1]] * item.function.num_outputs
     producers = group.producers()
-    bound = {place for index, place in enumerate(found) if index not in free}
+    bound = {home for index, home in enumerate(found) if index not in free}
     bound |= {host for value in group.outputs if producers[value] in free}
     if len(bound) < 2:
         return []
-    order = sorted({*found}, key=lambda place: (place != host, found.index(place)))
-    return [group.section([index for index, other in enumerate(found) if other == place]) for place in order]
+    order = sorted({*found}, key=lambda home: (home != host, found.index(home)))
+    return [group.section([index for index, other in enumerate(found) if other == home]) for home in order]
 
 
 def _find_narrowest(group: FusionGroup) -> int:

@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+from functors import draw
+from torch.overrides import BaseTorchFunctionMode
 
 import fuser
 from fuser import executor, order_check
 from fuser.cpu.backend import CpuBackend
 from fuser.disk_cache import CacheKey
 from fuser.fx import backend
+from fuser.fx.ahead import Ahead
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("fresh_dynamo")]
 
@@ -111,3 +114,22 @@ def test_what_compiles_is_loaded_before_a_graph_is_split(monkeypatch: pytest.Mon
     x = torch.randn(5, 3, requires_grad=True)
     torch.compile(lambda x: torch.relu(x + 2.5) * x, backend="fuser")(x).sum().backward()
     assert events == ["load_compiler", "min_cut_rematerialization_partition", "compile_graph", "compile_graph"]
+
+
+@pytest.mark.parametrize(
+    "mode", [BaseTorchFunctionMode, lambda: torch.device("cpu")], ids=["a user's", "the default device"]
+)
+def test_calls_are_planned_under_modes_of_functions(mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # In the call itself, where torch is asked for views that some tensors have not: its answers came through the mode.
+    monkeypatch.setattr(Ahead, "add", lambda *_: None)
+    monkeypatch.setattr(executor, "_plans", {})
+
+    def heads(x: torch.Tensor) -> torch.Tensor:
+        return x.view(2, 8, 9, 24).transpose(1, 2).reshape(2, 9, 192)
+
+    def body(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.cat([heads(x), heads(y * 2)], 2) * 2
+
+    x, y = draw((16, 9, 24), torch.float32, seed=0), draw((16, 9, 24), torch.float32, seed=1)
+    with mode():
+        assert torch.equal(torch.compile(body, backend="fuser")(x, y), body(x, y))

@@ -391,6 +391,26 @@ def test_cuda_graphs_hold_what_stays_torchs(monkeypatch: pytest.MonkeyPatch) -> 
             assert torch.equal(mine.grad, theirs.grad)
 
 
+@pytest.mark.cuda
+def test_cuda_graphs_know_what_sizes_they_were_recorded_for() -> None:
+    def body(x: torch.Tensor, weight: torch.Tensor, count: int) -> torch.Tensor:
+        return torch.softmax(x[:, :count] * weight, -1).cumsum(0) * count
+
+    compiled = torch.compile(body, backend="fuser", options={"cuda_graphs": True}, dynamic=True)
+    weight = nn.Parameter(draw((1,), torch.float32, seed=1).cuda())
+    for rows, columns, count in [(4, 7, 5), (6, 9, 5), (4, 7, 6), (6, 9, 9), (4, 7, 5), (6, 9, 5)] * 4:
+        found = []
+        for run in (compiled, body):
+            x = draw((rows, columns), torch.float32, seed=count).cuda().requires_grad_()
+            torch.compiler.cudagraph_mark_step_begin()
+            made = run(x, weight, count)
+            made.square().sum().backward()
+            assert weight.grad is not None
+            found.append([made.detach().clone(), x.grad, weight.grad.clone()])
+            weight.grad = None
+        assert all(map(torch.equal, *found))
+
+
 @pytest.mark.cpu
 def test_results_that_are_no_views_may_be_written_to() -> None:
     weight = torch.randn(4, 4, requires_grad=True)

@@ -312,7 +312,7 @@ def _transposed(
         hand_written.functor,
         compute,
         tuple(types[slot] if kind == "argument" else compute for kind, slot in bound),
-        wanted=tuple(place for place, (kind, _) in enumerate(bound) if kind == "grad"),
+        wanted=tuple(slot for slot, (kind, _) in enumerate(bound) if kind == "grad"),
         outputs=outputs,
     )
     arguments = tuple(("grad", tangents[outputs[k]]) if kind == "grad" else bound[k] for kind, k in derived.arguments)

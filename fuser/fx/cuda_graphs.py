@@ -42,7 +42,7 @@ class CudaGraphs:
         is_backward = kind == "backward"
         fixed = _fixed_inputs(graph, is_backward=is_backward)
         mutated = cudagraphs.find_input_mutations(graph.graph)
-        reason = _find_obstacle(graph, mutated - {*fixed})
+        reason = _find_obstacle(graph, inputs, mutated - {*fixed})
         stack_traces = cudagraphs.get_stack_traces(graph)
         placeholders = cudagraph_utils.get_placeholder_info(graph.graph)
         run = compile_flat(graph)
@@ -54,7 +54,8 @@ class CudaGraphs:
         self._device = next(item.device.index for item in inputs if isinstance(item, torch.Tensor) and item.is_cuda)
         recorded: Any = cudagraph_trees.cudagraphify_impl(
             run,
-            list(inputs),
+            # Which of them are integers: symbols would be none.
+            [0 if isinstance(item, torch.SymInt) else item for item in inputs],
             fixed,
             device_index=self._device,
             is_backward=is_backward,
@@ -92,14 +93,24 @@ def _fixed_inputs(graph: fx.GraphModule, *, is_backward: bool) -> list[int]:
     return list(context.fw_metadata.static_input_indices) if context and context.fw_metadata else []
 
 
-def _find_obstacle(graph: fx.GraphModule, written: set[int]) -> str:
+def _find_obstacle(graph: fx.GraphModule, inputs: Sequence[Any], written: set[int]) -> str:
     # Why it cannot be recorded; empty if it can.
     from torch._dynamo.backends.cudagraphs import get_device_node_mapping  # noqa: PLC0415
     from torch._inductor.cudagraph_utils import check_multiple_devices_or_any_cpu_nodes  # noqa: PLC0415
     from torch._inductor.utils import get_first_incompatible_cudagraph_node  # noqa: PLC0415
+    from torch.fx.experimental.symbolic_shapes import free_symbols  # noqa: PLC0415
 
+    names = [node.name for node in graph.graph.nodes if node.op == "placeholder"]
+    # There is one for each choice of the integers that a call gives: nothing else that is recorded may change.
+    given = free_symbols([item for item in inputs if isinstance(item, torch.SymInt)])
+    changing = [
+        name
+        for name, item in zip(names, inputs, strict=True)
+        if isinstance(item, torch.SymFloat | torch.SymBool) or not free_symbols(item) <= given
+    ]
+    if changing:
+        return f"it is not told what {', '.join(changing)} will be like in a call"
     if written:
-        names = [node.name for node in graph.graph.nodes if node.op == "placeholder"]
         return f"it writes to {', '.join(names[slot] for slot in sorted(written))}, which is no parameter or buffer"
     reason = check_multiple_devices_or_any_cpu_nodes(get_device_node_mapping(graph))
     if reason:
