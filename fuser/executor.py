@@ -150,9 +150,9 @@ def _find_plan(
     plans = _plans.get(spec.key) or _plans.setdefault(spec.key, Lru())
     plan = plans.get(signature)
     if plan is None or plan.until < time.monotonic():
-        # A mode that watches the call (AOTAutograd's, in a graph's first one; that of a default device) would have frames
-        # in torch's answers that there is no such view, which would be taken for a signal handler's. Disabling the first
-        # kind imports modules, which the interpreter's end does not allow: only where there is one.
+        # A mode that watches the call (AOTAutograd's, in a graph's first one; a default device's) would have frames in
+        # torch's answers that there is no such view, which would be taken for a signal handler's. Disabling modes of
+        # dispatch imports modules, which the interpreter's end does not allow: only where there is one.
         dispatch_modes = _disable_current_modes() if torch._C._len_torch_dispatch_stack() else nullcontext()
         with dispatch_modes, torch._C.DisableTorchFunction():
             plan = tune(lambda: make_plan(spec, described, described_out))._replace(generation=generation)
