@@ -106,7 +106,7 @@ def _find_obstacle(graph: fx.GraphModule, inputs: Sequence[Any], written: set[in
     changing = [
         name
         for name, item in zip(names, inputs, strict=True)
-        if isinstance(item, torch.SymFloat | torch.SymBool) or not free_symbols(item) <= given
+        if not isinstance(item, torch.Tensor | torch.SymInt | int) or not free_symbols(item) <= given
     ]
     if changing:
         return f"it is not told what {', '.join(changing)} will be like in a call"
