@@ -18,6 +18,7 @@ from fuser.geometry import MAX_NARROW_OFFSET
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import (
     CPU_LANES,
+    CPU_LONG_ROW,
     CPU_SHORT_ROW,
     ArgSpec,
     InputSpec,
@@ -253,8 +254,12 @@ def _walk_rows(
         is_across = (is_across and not is_few) if order is None else ((is_across or is_short) and not is_flat)
         return Walk(space), RowSpec(space.reduced, rows.is_row, is_across, order=order, scans=True, is_flat=is_flat)
     is_across = ((is_across and not is_few) or is_short) if order is None else order.is_across
-    kept = math.prod(space.sizes[: space.reduced]) * (CPU_LANES if is_across else 1)
-    return Walk(space), RowSpec(space.reduced, rows.is_row, is_across, kept <= MAX_KEPT, order)
+    length = math.prod(space.sizes[: space.reduced])
+    keeps = length * (CPU_LANES if is_across else 1) <= MAX_KEPT
+    reductions = [item.function.reduction for item in group.applications if item.function.reduction]
+    is_free = any(item.is_free(is_strict=group.is_strict) for item in reductions)
+    is_long = order is None and not is_across and is_free and length >= CPU_LONG_ROW
+    return Walk(space), RowSpec(space.reduced, rows.is_row, is_across, keeps, order, is_long=is_long)
 
 
 def _looks_up(group: FusionGroup, inputs: Sequence[DescribedValue], rows: RowSpec) -> bool:

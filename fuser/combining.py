@@ -12,6 +12,7 @@ from fuser.cxx.functor import Functor, parse_functor
 from fuser.dtypes import is_representable, number_of_dtype
 from fuser.errors import ArgumentError, DimError, ShapeError, UnsupportedError
 from fuser.layout import Shape
+from fuser.orders import ANY_ORDER
 
 __all__ = [
     "BATCH",
@@ -61,6 +62,8 @@ class Reduction(NamedTuple):
     # Whether each element gets what it and all before it along the (one) dimension come to: the results have the shape
     # of what is reduced.
     scans: bool = False
+    # Whether it is one of torch's own, or a step of its ops: fast numerics promise no order of those.
+    is_torchs: bool = False
 
     @property
     def result(self) -> Functor:
@@ -82,6 +85,10 @@ class Reduction(NamedTuple):
             if dtype is None:
                 raise UnsupportedError(f"{self.combine.entry}: an accumulator of type {parameter.type} for {compute}")
         return tuple(dtype for dtype in found if dtype is not None)
+
+    def is_free(self, *, is_strict: bool) -> bool:
+        """Whether any order serves: it comes to the same in all, or fast numerics promise none."""
+        return self.order in ANY_ORDER or (self.is_torchs and not is_strict)
 
     def initial(self, compute: torch.dtype) -> tuple[bool | int | float | complex, ...]:
         """Return the identity as the accumulators' types have it.
@@ -131,7 +138,7 @@ class Reduction(NamedTuple):
             "counts": self.counts,
             "order": self.order,
             "accumulate": self.accumulate and functor_to_json(self.accumulate),
-        } | {name: value for name, value in (("pieces", self.pieces), ("scans", self.scans)) if value}
+        } | {name: value for name in ("pieces", "scans", "is_torchs") if (value := getattr(self, name))}
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Reduction:
@@ -147,6 +154,7 @@ class Reduction(NamedTuple):
             data.get("accumulate") and functor_from_json(data["accumulate"]),
             data.get("pieces", 0),
             data.get("scans", False),
+            data.get("is_torchs", False),
         )
 
 

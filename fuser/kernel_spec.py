@@ -53,6 +53,8 @@ MAX_LONE_ARGUMENT_BYTES = 32760
 CPU_LANES = 64
 # Rows of fewer elements than this are not worth a loop of their own on the CPU, reduced or not.
 CPU_SHORT_ROW = 32
+# And those of so many are long (``RowSpec.is_long``).
+CPU_LONG_ROW = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,8 @@ class RowSpec(NamedTuple):
     scans: bool = False
     # Then, on the CPU, whether rows are short, and they and all operands' elements lie one behind the other.
     is_flat: bool = False
+    # On the CPU, whether rows are so long that it pays to combine vectors with each other, where any order serves.
+    is_long: bool = False
 
     @property
     def inner(self) -> int:

@@ -96,7 +96,7 @@ class RowPass(NamedTuple):
     accumulators: tuple[Accumulator, ...]
     # Whether two parts come to the same bits whichever is first.
     commutes: bool = False
-    # Whether what it comes to is the same in any order.
+    # Whether any order serves: it is the same in all, or fast numerics promise none.
     is_free: bool = False
     # Whether it is the same in whatever pairs parts are combined that are neighbours, and its identity is one.
     is_associative: bool = False
@@ -228,9 +228,10 @@ class RowWriter:
         )
         combine = self._combine_part(f"fuser_combine{level}", reductions) if reductions else None
         merge = self._combine_part(f"fuser_merge{level}", columns) if columns else None
-        is_free = all(self._reduction(index).order in ANY_ORDER for index in reductions)
-        commutes = is_free or all(is_sum(self._reduction(index).combine) for index in reductions)
-        is_associative = is_free or all(
+        is_any = all(self._reduction(index).order in ANY_ORDER for index in reductions)
+        is_free = all(self._reduction(index).is_free(is_strict=self.writer.is_strict) for index in reductions)
+        commutes = is_any or all(is_sum(self._reduction(index).combine) for index in reductions)
+        is_associative = is_any or all(
             chooses(self._reduction(index).combine, self._reduction(index).identity) for index in reductions
         )
         decides = any(takes_decisions(self._reduction(index).combine) for index in reductions)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from functors import draw, poison, unpoison
+import torch.nn.functional as F  # noqa: N812 - the name everybody uses
+from functors import assert_same, draw, poison, unpoison
 from reduction_cases import (
     ADD,
     INFINITY,
@@ -27,6 +28,7 @@ from tiers import SLOW
 
 import fuser
 from fuser.combining import Reduction
+from fuser.config import config
 from fuser.function import Function
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.ops import OPS
@@ -485,3 +487,38 @@ class TestFuse:
         assert torch.allclose(got, wanted)
         for one, other in zip(torch.autograd.grad(got, list(model.parameters())), wanted_grads, strict=True):
             torch.testing.assert_close(one, other)
+
+
+# Torch's own, of a row, and of what is made of it: sums in fast numerics, and what is the same in any order.
+OWN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "softmax": lambda x: torch.softmax(x * 2, -1),
+    "softmax and more": lambda x: (lambda y: y * (y + x).amax(-1, keepdim=True))(torch.softmax(x, -1)),
+    "sum": lambda x: (x * 2).sum(-1),
+    "layer_norm": lambda x: F.layer_norm(F.gelu(x), x.shape[-1:]),
+    "logsumexp": lambda x: torch.logsumexp(x * 2, -1),
+    "extremes": lambda x: (x * 2).amax(-1) - (x * 2).amin(-1),
+    "two dimensions": lambda x: (x.view(len(x), -1, 1).expand(-1, -1, 3)[:, :, 1:] * 2).sum((1, 2)),
+    "stretches": lambda x: F.pad(x, (0, 7 - x.shape[1] % 7)).view(len(x), -1, 7)[:, :, :5].exp().sum((1, 2)),
+}
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("length", [255, 256, 257, 300, 1023, 1024, 1025, 5000, 8191, 8193, 20000])
+@pytest.mark.parametrize("name", OWN)
+def test_long_rows_in_any_order_are_as_exact_as_torchs(name: str, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "numerics", "fast")
+    function = OWN[name]
+    fused = fuser.fuse(lambda x: function(x))
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        x = draw((5, length), dtype, seed=length)
+        found, before = [], torch.get_num_threads()
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            found.append(fused(x))
+        torch.set_num_threads(before)
+        assert_same(*found)
+        exact, made = function(x.double()), function(x)
+        assert (found[0].shape, found[0].stride(), found[0].dtype) == (made.shape, made.stride(), made.dtype)
+        own, torchs = ((item.double() - exact).abs().max() for item in (found[0], made))
+        # Of float64 nothing is more exact: some roundings are both's.
+        assert own <= 2 * torchs + 8 * torch.finfo(dtype).eps * exact.abs().max()

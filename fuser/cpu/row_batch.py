@@ -29,6 +29,13 @@ class RowBatch(ABC):
         # Rows of a tile, at most.
         self.lanes = CPU_LANES
         self.inner = loop.rows.inner
+        # Of what is kept of the elements, what waits where a result of theirs will be written.
+        self.homes: dict[str, Operand] = {}
+
+    @property
+    def apart(self) -> list[str]:
+        """What is kept in memory of its own."""
+        return [name for name in self.loop.kept if name not in self.homes]
 
     @abstractmethod
     def capacity(self, step: RowPass) -> int:
@@ -45,7 +52,7 @@ class RowBatch(ABC):
     def function(self, level: int, step: RowPass, element: RowPart) -> list[str]:
         """Write the function of one batch."""
         more = f", fuser_block{level}& block" if step.accumulators else ""
-        more += ", const fuser_kept& kept" if self.loop.kept else ""
+        more += ", const fuser_kept& kept" if self.apart else ""
         return [
             *(self.helpers(level, step) if step.accumulators else []),
             "",
@@ -102,7 +109,7 @@ class RowBatch(ABC):
     def kept(self, move: str = "") -> list[str]:
         """Write pointers to what is kept."""
         # Pointers of their own: those in the struct could change with every element that is written.
-        return [f"const auto kept_{name} = kept.{name}{move};" for name in self.loop.kept]
+        return [f"const auto kept_{name} = kept.{name}{move};" for name in self.apart]
 
     def full(self, part: RowPart) -> list[Operand]:
         """Return the operands of a part that have an element for each of a row."""
@@ -132,7 +139,7 @@ class RowBatch(ABC):
             known.setdefault(item.variable, text if item.is_output else f"fuser_to_compute({text})")
         for variable in self.loop.kept:
             text = f"kept_{variable}[{kept}]"
-            known |= {variable: text} if variable in part.writes else {f"v{variable[1:]}": text}
+            known.setdefault(variable if variable in part.writes else f"v{variable[1:]}", text)
         return part.call(known)
 
     def fixed(self, part: RowPart, name: str = "{0}") -> list[str]:

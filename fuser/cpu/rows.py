@@ -64,8 +64,8 @@ class _RowLoopWriter:
         totals = [f"t{item.name}" for step in self.loop.passes for item in step.accumulators]
         fields = [f"  {self.loop.types[name]} {name}[{self.batch.lanes}];" for name in (*names, *totals)]
         lines = ["", "// What there is once per row of a tile.", "struct fuser_state {", *fields, "};"]
-        if self.loop.kept:
-            pointers = [f"  {self.loop.types[name]}* {name};" for name in self.loop.kept]
+        if self.batch.apart:
+            pointers = [f"  {self.loop.types[name]}* {name};" for name in self.batch.apart]
             lines += ["// What is kept of each element of a tile.", "struct fuser_kept {", *pointers, "};"]
         for level, step in enumerate(self.loop.passes):
             if step.accumulators:
@@ -163,7 +163,7 @@ class _RowLoopWriter:
             f"for (int64_t tile = {begin}; tile < {end}; ++tile) {{",
             *indent(body),
             "}",
-            *(f"free(kept.{name});" for name in self.loop.kept),
+            *(f"free(kept.{name});" for name in self.batch.apart),
         ]
 
     def _batches(self, level: int, step: RowPass) -> list[str]:
@@ -197,17 +197,17 @@ class _RowLoopWriter:
         return [*lines, "for (int64_t batch = 0; batch < batches; ++batch) {", *total, "}"]
 
     def _call_batch(self, level: int, step: RowPass) -> str:
-        more = [*([f"block{level}"] if step.accumulators else []), *(["kept"] if self.loop.kept else [])]
+        more = [*([f"block{level}"] if step.accumulators else []), *(["kept"] if self.batch.apart else [])]
         return f"fuser_batch{level}({', '.join(['a', 'base', 'state', 'batch', *more])});"
 
     def _allocate_kept(self) -> list[str]:
         # At most a megabyte each: without that much memory the process is at its end.
         fields = []
-        for name in self.loop.kept:
+        for name in self.batch.apart:
             kind = self.loop.types[name]
             size = f"({self.batch.length()} + {UNIT}) * rows"
             fields.append(f"static_cast<{kind}*>(malloc(sizeof({kind}) * {size}))")
-        checks = [f"if (!kept.{name}) __builtin_trap();" for name in self.loop.kept]
+        checks = [f"if (!kept.{name}) __builtin_trap();" for name in self.batch.apart]
         return [f"const fuser_kept kept = {{{', '.join(fields)}}};", *checks] if fields else []
 
     # --- rows --------------------------------------------------------------------------------------------------------

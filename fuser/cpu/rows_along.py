@@ -1,13 +1,14 @@
 """A batch along rows on the CPU: neighbours of a row side by side in vectors.
 
-Four vectors of elements become one of parts while they are in registers, by two levels of the tree; then the parts of
-all rows of the tile do, which are powers of two beside each other. What is no whole unit of four vectors goes through
-buffers.
+Four vectors of elements, a unit, become one of parts while they are in registers, by two levels of the tree; then the
+parts of all rows of the tile do, which are powers of two beside each other. What is no whole unit goes through buffers.
+Where any order serves, units are combined with each other first, which takes no vector apart: so many at a time that
+sums are as exact as the tree's.
 """
 
 from __future__ import annotations
 
-from fuser.codegen import Operand
+from fuser.codegen import Operand, RowLoop
 from fuser.cpu.row_batch import QUARTER, UNIT, RowBatch, indent
 from fuser.row_parts import RowPart, RowPass
 
@@ -15,6 +16,8 @@ __all__ = ["AlongBatch"]
 
 # Parts of a tile: of all its rows, or a quarter of a batch.
 PARTS = 2048
+# Units that are combined with each other where any order serves.
+STACK = 16
 # Bytes of a vector; accumulators fill one.
 VECTOR_BYTES = 64
 WIDE_TYPES = ("double", "int64_t", "uint64_t", "long long", "unsigned long long", "long", "unsigned long")
@@ -22,6 +25,21 @@ WIDE_TYPES = ("double", "int64_t", "uint64_t", "long long", "unsigned long long"
 
 class AlongBatch(RowBatch):
     """Walks along the reduced dimensions, for a tile of some rows one after another."""
+
+    def __init__(self, loop: RowLoop) -> None:
+        super().__init__(loop)
+        # Memory of its own would be one more thing that a long row takes of the first cache.
+        for name in loop.kept if loop.rows.is_long else ():
+            home = next((item for item in self._results() if loop.types[name] == item.info.storage), None)
+            if home is not None and home not in self.homes.values():
+                self.homes[name] = home
+
+    def _results(self) -> list[Operand]:
+        # What the last pass alone writes, of every element, densely along a row.
+        *before, last = [step.element for step in self.loop.passes if step.element]
+        found = [item for item in self.full(last) if item.is_output and self.stride(item, 0) == "1"]
+        written = {name for part in before for name in part.writes}
+        return [item for item in found if self.loop.rows.reduced == 1 and item.variable not in written]
 
     def capacity(self, step: RowPass) -> int:
         """Return how many parts a block holds: those of a tile, and what is read beyond them."""
@@ -91,12 +109,8 @@ class AlongBatch(RowBatch):
     def walk(self, level: int, step: RowPass, element: RowPart) -> list[str]:
         """Write the walk over one row after another."""
         known = {name: name for name, _ in self.row_reads(element)}
-        first = self.loop.rows.reduced
         rows = [f"const auto {name} = state.{own}[row];" for name, own in self.row_reads(element)]
-        rows += [
-            f"const auto row_{item.name} = {self.address(f'base.{item.name}', item, [first], 'row')};"
-            for item in self.full(element)
-        ]
+        rows += [f"const auto row_{item.name} = {self._row_of(item)};" for item in self.full(element)]
         body = self.units(level, step, element, known) if step.accumulators else self._stretches(element, known)
         before = [*self.begin(step), *self._buffers(step, element)] if step.accumulators else []
         return [
@@ -104,6 +118,7 @@ class AlongBatch(RowBatch):
             "for (int64_t row = 0; row < width; ++row) {",
             *indent(rows),
             *indent(self.kept(f" + row * (({self.length()} + {UNIT - 1}) / {UNIT} * {UNIT})")),
+            *(f"  const auto kept_{name} = {self._row_of(item)};" for name, item in self.homes.items()),
             *indent(body),
             "}",
             *(self.finish(level) if step.accumulators else []),
@@ -111,13 +126,23 @@ class AlongBatch(RowBatch):
 
     def begin(self, step: RowPass) -> list[str]:
         """Write what comes before the rows of a tile."""
+        unit, each = self.size(step), self._parts_of(step)
+        few = f"size < {unit * STACK} ? {self._lanes(step)}" if self._stacks(step) else f"size < {unit} ? size"
         return [
             "// Parts of a row; what is missing of its tree is the identity.",
             "int64_t size = 1;",
             "while (size < total) size *= 2;",
-            f"const int64_t parts = size < {self.size(step)} ? size : size / {QUARTER};",
+            f"const int64_t parts = {few} : size / {each};",
             "int64_t used = parts;",
         ]
+
+    def _stacks(self, step: RowPass) -> bool:
+        # Decisions take longer than to take a vector apart.
+        return self.loop.rows.is_long and step.is_free and step.commutes and not step.decides
+
+    def _parts_of(self, step: RowPass) -> int:
+        # Elements of each part.
+        return QUARTER * (STACK if self._stacks(step) else 1)
 
     def finish(self, level: int) -> list[str]:
         """Write what comes after them."""
@@ -144,36 +169,79 @@ class AlongBatch(RowBatch):
 
     def units(self, level: int, step: RowPass, element: RowPart, known: dict[str, str]) -> list[str]:
         """Write the walk over one row."""
-        unit = self.size(step)
-        slots = [f"block.m{item.name} + row * parts + done / {QUARTER}" for item in step.accumulators]
-        quarter = f"fuser_quarter{level}(a, {', '.join([*(f'own{item.name}' for item in step.accumulators), *slots])});"
-        few = " ".join(f"block.m{item.name}[row * parts + i] = own{item.name}[i];" for item in step.accumulators)
+        stacks = self._stacks(step)
+        walk = self._stacked(level, step, element, known) if stacks else self._single(level, step, element, known)
         return [
             "int64_t done = 0;",
-            "while (done < total) {",
-            "  {",
-            *indent(indent(self.place("first + done", self.full(element), "row_{0}"))),
-            "    const int64_t count = length < total - done ? length : total - done;",
-            *indent(indent(self.fixed(element))),
-            f"    for (int64_t i = 0; i + {unit} <= count; i += {unit}, done += {unit}) {{",
-            *indent(indent(indent([*self.unit(step, element, known, "i + "), quarter]))),
-            "    }",
-            "  }",
-            "  if (done == total) break;",
-            *indent(self.end(step, element, known)),
-            f"  if (size < {unit}) {{",
-            f"    for (int i = 0; i < {unit}; ++i) {{ {few} }}",
-            "  } else {",
-            f"    {quarter}",
-            "  }",
-            f"  done += {unit};",
-            "}",
-            f"if (size >= {unit}) used = done / {QUARTER};",
+            *walk,
             *self._end_parts(step, "parts"),
             "for (int64_t i = used; width > 1 && i < parts; ++i) {",
             *(f"  block.m{item.name}[row * parts + i] = {item.identity};" for item in step.accumulators),
             "}",
         ]
+
+    def _single(self, level: int, step: RowPass, element: RowPart, known: dict[str, str]) -> list[str]:
+        # Each unit becomes parts; the elements of a row that is less are parts.
+        unit, quarter = self.size(step), self._quarter(level, step, "own", "done")
+        few = " ".join(f"block.m{item.name}[row * parts + i] = own{item.name}[i];" for item in step.accumulators)
+        last = [f"if (size < {unit}) {{", f"  for (int i = 0; i < {unit}; ++i) {{ {few} }}"]
+        last += ["} else {", f"  {quarter}", "}"]
+        walk = self._units_until("total", step, element, known, [quarter], last)
+        return [*walk, f"if (size >= {unit}) used = done / {QUARTER};"]
+
+    def _stacked(self, level: int, step: RowPass, element: RowPart, known: dict[str, str]) -> list[str]:
+        # A stack of units becomes parts.
+        unit, lanes = self.size(step), self._lanes(step)
+        span = unit * STACK
+        identity = " ".join(f"all{item.name}[c] = {item.identity};" for item in step.accumulators)
+        call = self.combine(step, "all{0}[c]", "own{0}[c]", "all{0}[c]")
+        # In loops of one vector each.
+        loops = [f"for (int c = {begin}; c < {begin + lanes}; ++c) {call}" for begin in range(0, unit, lanes)]
+        join = [line for loop in loops for line in ("#pragma GCC ivdep", loop)]
+        return [
+            f"for (int64_t begin = 0; begin < total; begin += {span}) {{",
+            f"  const int64_t until = total - begin < {span} ? total : begin + {span};",
+            *(f"  alignas(64) {item.type} all{item.name}[{unit}];" for item in step.accumulators),
+            f"  for (int c = 0; c < {unit}; ++c) {{ {identity} }}",
+            *indent(self._units_until("until", step, element, known, join, join)),
+            f"  {self._quarter(level, step, 'all', 'begin')}",
+            "}",
+            f"used = (total + {span - 1}) / {span} * {lanes};",
+        ]
+
+    def _units_until(
+        self,
+        until: str,
+        step: RowPass,
+        element: RowPart,
+        known: dict[str, str],
+        join: list[str],
+        join_last: list[str],
+    ) -> list[str]:
+        # The walk over units up to an element. ``join``: what becomes of each; ``join_last``: of what is no whole one.
+        unit = self.size(step)
+        return [
+            f"while (done < {until}) {{",
+            "  {",
+            *indent(indent(self.place("first + done", self.full(element), "row_{0}"))),
+            f"    const int64_t count = length < {until} - done ? length : {until} - done;",
+            *indent(indent(self.fixed(element))),
+            f"    for (int64_t i = 0; i + {unit} <= count; i += {unit}, done += {unit}) {{",
+            *indent(indent(indent([*self.unit(step, element, known, "i + "), *join]))),
+            "    }",
+            "  }",
+            f"  if (done == {until}) break;",
+            *indent(self.end(step, element, known)),
+            *indent(join_last),
+            f"  done += {unit};",
+            "}",
+        ]
+
+    def _quarter(self, level: int, step: RowPass, name: str, at: str) -> str:
+        # What makes parts of a unit that begins, or of units that begin, at an element.
+        given = [f"{name}{item.name}" for item in step.accumulators]
+        slots = [f"block.m{item.name} + row * parts + {at} / {self._parts_of(step)}" for item in step.accumulators]
+        return f"fuser_quarter{level}(a, {', '.join([*given, *slots])});"
 
     def unit(
         self,
@@ -196,6 +264,7 @@ class AlongBatch(RowBatch):
             slot = f"c + {begin}" if begin else "c"
             own = {item: f"own{item.name}[{slot}]" for item in step.accumulators}
             to = {f"m{item.name}": f"e{item.name}" if is_end else own[item] for item in step.accumulators}
+            to |= {name: f"end_{name}[{slot}]" for name in self._brought_home(element) if is_end}
             call = self.call(element, f"{index}{slot}", f"first + done + {slot}", known | to, name, is_dense=is_end)
             loop = f"for (int c = 0; c < {count}; ++c)"
             if not is_end:
@@ -222,10 +291,21 @@ class AlongBatch(RowBatch):
             lines += (
                 [f"const auto end_{item.name} = buffer_{item.name};"] if item.is_output else self._read_end(item, unit)
             )
+        kept = self._brought_home(element)
+        lines += [f"alignas(64) {self.loop.types[name]} end_{name}[{unit}];" for name in kept]
         lines += self.unit(step, element, known, "", "end_{0}", is_end=True)
+        lines += [f"for (int i = 0; i < end; ++i) kept_{name}[first + done + i] = end_{name}[i];" for name in kept]
         for item in items:
             lines += self._copy_end(item, f"{self._place(item)} = end_{item.name}[at + i];") if item.is_output else []
         return lines
+
+    def _brought_home(self, element: RowPart) -> list[str]:
+        # What a pass keeps where a result will be: nothing may be written behind a row's end there.
+        return [name for name in self.homes if name in element.writes]
+
+    def _row_of(self, item: Operand) -> str:
+        # Where a row of an operand begins.
+        return self.address(f"base.{item.name}", item, [self.loop.rows.reduced], "row")
 
     def _read_end(self, item: Operand, unit: int) -> list[str]:
         name, is_one_stretch = item.name, self.loop.rows.reduced == 1

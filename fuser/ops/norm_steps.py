@@ -48,7 +48,8 @@ def reduce_step(
     count = mapped.num_outputs
     combine = combine or (functor(_ADD) if count == 1 else functor(_ADD_TWO, num_outputs=2))
     counts = finish is not None and any(item.name == "count" for item in finish.tensors)
-    reduction = Reduction(combine, (0,) * count, finish, tuple(dims), keepdim, counts, order, accumulate)
+    zeros = (0,) * count
+    reduction = Reduction(combine, zeros, finish, tuple(dims), keepdim, counts, order, accumulate, is_torchs=True)
     promotion = Promotion.DEFAULT_WIDE if is_wide else Promotion.DEFAULT
     return Function(mapped, promotion=promotion, unpromoted=unpromoted, reduction=reduction)
 

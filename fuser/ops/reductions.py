@@ -95,7 +95,9 @@ def reduction_function(name: str, dims: Dims = None, keepdim: bool = False) -> F
     finish = _parse(op.finish, op.num_outputs, op.scalars) if op.finish else None
     accumulate = _parse(op.accumulate, count) if op.accumulate else None
     combine = _parse(op.combine, count)
-    reduction = Reduction(combine, identity, finish, dims, keepdim, op.counts, op.order, accumulate, scans=op.scans)
+    reduction = Reduction(
+        combine, identity, finish, dims, keepdim, op.counts, op.order, accumulate, scans=op.scans, is_torchs=True
+    )
     functor = _parse(op.map, count)
     unpromoted = (functor.tensors[-1].name,) if op.has_index else ()
     return Function(functor, name, op.promotion, unpromoted, op.out_dtypes, reduction=reduction)

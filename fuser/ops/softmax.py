@@ -62,7 +62,7 @@ def highest_function(dims: tuple[int, ...]) -> Function:
 def total_function(dim: int, order: str, mapped: str = _VALUE) -> Function:
     """Return the step that adds up along a dimension, which is kept: its elements, or what a text makes of them."""
     accumulate = step(_ADD_POWER).functor if order and mapped is _POWER else None
-    reduction = Reduction(add_functor(), (0,), None, (dim,), True, order=order, accumulate=accumulate)
+    reduction = Reduction(add_functor(), (0,), None, (dim,), True, order=order, accumulate=accumulate, is_torchs=True)
     return step(mapped, promotion=Promotion.DEFAULT_WIDE, reduction=reduction)
 
 
