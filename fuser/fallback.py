@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from fuser import torch_ops as ops
 from fuser.cxx.functor import Functor, Role
-from fuser.dtypes import Rank, dtype_info, number_dtype, scalar_dtype
+from fuser.dtypes import Rank, dtype_info, fits_in_word, number_dtype, number_kind, range_error, scalar_dtype
 from fuser.errors import FallbackError, UnsupportedError, UntranslatableError
 from fuser.function import Function
 from fuser.graph import FusionGroup
@@ -125,6 +125,14 @@ def call_derived(function: Function, tensors: Sequence[Any], scalars: dict[str, 
     default = torch.get_default_dtype()
     common = function.common_dtype([_operand(item, default) for item in tensors], default)
     compute = dtype_info(common).compute_dtype
+    # Numbers that a kernel does not take: Python's would lose their imaginary part here, or bits.
+    bound = [*zip(function.functor.tensors, tensors, strict=False)]
+    for parameter in function.scalars:
+        bound.append((parameter, scalars[parameter.name]))
+        function.check_kind(parameter, number_kind(scalar_dtype(scalars[parameter.name])), common)
+    for parameter, item in bound:
+        if not fits_in_word(item):
+            raise range_error(f"{function.name}: {parameter.name or 'a parameter without a name'}", item)
     arguments: list[Any] = []
     types: list[torch.dtype] = []
     rest = list(tensors)

@@ -134,6 +134,18 @@ BAD_CALLS: list[tuple[str, Callable[[Any], Any], type[FuserError], str]] = [
         "axpy: alpha=18446744073709551616 does not fit in 64 bits",
     ),
     (
+        "an integer that Python does not write out",
+        lambda f: f(ones(3), 2**20_000, alpha=1.0),
+        ArgumentError,
+        "axpy: y, an integer of 20001 bits, does not fit in 64 bits",
+    ),
+    (
+        "a complex number for an integer of 64 bits without a sign",
+        lambda f: f(ones(3).to(torch.uint64), 1, alpha=1j),
+        ArgumentError,
+        "axpy(x, y, *, alpha): T alpha takes no complex number, with tensors of torch.uint64",
+    ),
+    (
         "shapes",
         lambda f: f(ones(2, 3), ones(4), alpha=1.0),
         ShapeError,
