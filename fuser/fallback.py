@@ -178,7 +178,7 @@ def call_derived(function: Function, tensors: Sequence[Any], scalars: dict[str, 
         raise UnsupportedError(str(error).splitlines()[0]) from error
     results: list[torch.Tensor] = []
     for raw, dtype in zip(computed, dtypes, strict=True):
-        result = _lay_out(cast(raw, dtype), given)
+        result = _lay_out(cast(raw, dtype), tensors)
         is_shared = any(_share_memory(result, other) for other in (*given, *results))
         results.append(result.clone() if is_shared else result)
     return tuple(results)
@@ -267,8 +267,9 @@ def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
     return bool(torch._C._is_alias_of(one, other))  # type: ignore[attr-defined]
 
 
-def _lay_out(result: torch.Tensor, given: Sequence[torch.Tensor]) -> torch.Tensor:
+def _lay_out(result: torch.Tensor, operands: Sequence[Any]) -> torch.Tensor:
     # The shape is that of all tensors, also of those the result does not depend on; the strides are the kernel's.
+    given = [item for item in operands if isinstance(item, torch.Tensor)]
     if any(item.is_nested for item in given):
         return result
     shape = _common_shape(given)
@@ -283,7 +284,9 @@ def _lay_out(result: torch.Tensor, given: Sequence[torch.Tensor]) -> torch.Tenso
     is_plain = all(item.layout is torch.strided for item in (result, *given))
     if not is_plain or torch._C._functorch.peek_interpreter_stack() is not None:
         return result
-    strides = infer_output_strides(tuple(shape), [(tuple(item.shape), item.stride()) for item in given])
+    # A number lies as a tensor without dimensions does.
+    layouts = [(tuple(item.shape), item.stride()) if isinstance(item, torch.Tensor) else ((), ()) for item in operands]
+    strides = infer_output_strides(tuple(shape), layouts)
     if result.stride() == strides or any(isinstance(size, torch.SymInt) for size in shape):
         return result
     return torch.empty_strided(shape, strides, dtype=result.dtype, device=device).copy_(result)

@@ -233,6 +233,8 @@ LAYOUTS = {
     "sliced": lambda: [torch.randn(6, 8)[::2, ::3], torch.randn(3, 3)],
     "zero_dim": lambda: [torch.randn(()), torch.randn(())],
     "empty": lambda: [torch.randn(0, 3), torch.randn(3)],
+    "number": lambda: [torch.randn(1, 3).t(), 2.0],
+    "number_and_empty": lambda: [2, torch.randn(0, 3).t()],
 }
 
 
