@@ -700,6 +700,15 @@ def test_lazy_conjugates(no_compiler: None) -> None:
     assert torch.equal(function(z.conj()), z.conj().resolve_conj() * 1j)
 
 
+def test_a_name_with_a_letter_by_its_number(no_compiler: None) -> None:
+    # Which compilers take, and Python does not.
+    function = fuser.jit_fn(r"template <typename T> T f(T \u00e4, T k) { return \u00e4 * k; }", scalars=["k"])
+    x = torch.tensor([1.0, -2.0], requires_grad=True)
+    result = function(x, k=3)
+    assert result.tolist() == [3.0, -6.0]
+    assert torch.autograd.grad(result.sum(), x)[0].tolist() == [3.0, 3.0]
+
+
 def test_infinite_and_nan_scalars(no_compiler: None) -> None:
     function = fuser.jit_fn("template <typename T> T f(T x, T a) { return x < a ? x : a; }", scalars=["a"])
     x = torch.tensor([1.0, -2.0])
