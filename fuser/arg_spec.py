@@ -13,7 +13,6 @@ from fuser.access import VECTOR_BYTES, Walk, plan_walk, walk_singly
 from fuser.config import config
 from fuser.cxx.functor import EntryParameter
 from fuser.dtypes import dtype_info, number_dtype, number_kind
-from fuser.errors import ArgumentError
 from fuser.geometry import MAX_NARROW_OFFSET
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import (
@@ -324,10 +323,8 @@ def _declared_kinds(group: FusionGroup, inputs: Sequence[DescribedValue]) -> dic
     for application, common in zip(group.applications, typing.common, strict=True):
         function = application.function
         for value, parameter in zip(application.scalars, function.scalars, strict=True):
+            function.check_kind(parameter, inputs[value].spec.number or float, common)
             kind = _declared_kind(parameter, function.functor.template_parameters, common)
-            if function.op is None and inputs[value].spec.number is complex and kind in (bool, int, float):
-                what = f"{parameter.type} {parameter.name}"
-                raise ArgumentError(f"{function.signature()}: {what} takes no complex number, with tensors of {common}")
             found.setdefault(value, set()).add(kind)
     return found
 

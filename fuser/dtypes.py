@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fuser.errors import UnsupportedError
+from fuser.errors import ArgumentError, UnsupportedError
 from fuser.process import is_of_signal_handler
 
 # Integers up to here, and their negatives, are doubles.
@@ -24,12 +24,14 @@ __all__ = [
     "Rank",
     "cpp_scalar_type",
     "dtype_info",
+    "fits_in_word",
     "is_representable",
     "number_dtype",
     "number_kind",
     "number_of_dtype",
     "plain_number",
     "promote",
+    "range_error",
     "scalar_dtype",
     "to_floating",
 ]
@@ -159,6 +161,18 @@ def number_dtype(kind: type, default: torch.dtype) -> torch.dtype:
         return default
     # Not bcomplex32, which torch 2.15 has and makes of no number.
     return torch.complex64 if default is torch.bfloat16 else default.to_complex()
+
+
+def fits_in_word(number: Any) -> bool:
+    """Whether a Python number is no integer that has no place in 64 bits."""
+    return not isinstance(number, int) or -(2**63) <= number < 2**63
+
+
+def range_error(name: str, number: int) -> ArgumentError:
+    """Return what is raised for an integer that does not fit; ``name`` says whose it is."""
+    # Python writes out no more than some thousand digits.
+    shown = f"={number}" if number.bit_length() <= 1024 else f", an integer of {number.bit_length()} bits,"
+    return ArgumentError(f"{name}{shown} does not fit in 64 bits")
 
 
 def number_kind(dtype: torch.dtype) -> type:

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fuser.application import Application
 from fuser.counters import Tally
 from fuser.cxx.functor import Role
-from fuser.dtypes import Rank, dtype_info, number_dtype
+from fuser.dtypes import Rank, dtype_info, fits_in_word, number_dtype
 from fuser.eager.data import constant, is_number, storage_dtype, takes_tensors
 from fuser.eager.promotion import convert
 from fuser.eager.translation import as_stored, cast, restore, simplify, translate
@@ -180,6 +180,7 @@ class _ProgramWriter:
         for parameter in function.functor.parameters:
             if parameter.role is Role.SCALAR:
                 slot = next(scalars)
+                function.check_kind(parameter, self.inputs[slot].number or float, common)
                 types.append(number_dtype(self.inputs[slot].number or float, torch.float64))
                 arguments.append(self._number(slot, types[-1]))
                 numbers[arguments[-1]] = slot
@@ -215,7 +216,8 @@ class _ProgramWriter:
         # A number among the inputs as a tensor of a C++ type.
         kind = number_dtype(self.inputs[slot].number or float, torch.float64)
         is_simple = dtype is kind or (dtype.is_floating_point and not kind.is_complex)
-        target = torch.scalar_tensor if is_simple else _make_number
+        plainly = _make_word if self.inputs[slot].number is int else torch.scalar_tensor
+        target = plainly if is_simple else _make_number
         node = self.graph.call_function(target, (self.values[slot],), {"dtype": dtype})
         node.meta["dtype"] = storage_dtype(dtype)
         return node
@@ -231,7 +233,16 @@ class _ProgramWriter:
         return [self.graph.call_function(operator.getitem, (made, slot)) for slot in range(function.num_outputs)]
 
 
+def _make_word(number: int, dtype: torch.dtype) -> torch.Tensor:
+    # torch itself takes those of 64 bits without a sign, too, which no kernel does.
+    if not fits_in_word(number):
+        raise OverflowError
+    return torch.scalar_tensor(number, dtype=dtype)
+
+
 def _make_number(number: Any, dtype: torch.dtype) -> torch.Tensor:
+    if not fits_in_word(number):
+        raise OverflowError
     kind = number_dtype(type(number), torch.float64)
     made: torch.Tensor = as_stored(convert(constant(number, kind), dtype).data, dtype)
     return made

@@ -20,7 +20,8 @@ from fuser import counters, log, planner
 from fuser import torch_ops as ops
 from fuser.compiler import check_cuda_text, register, registered
 from fuser.config import config
-from fuser.errors import ArgumentError, UnsupportedError
+from fuser.dtypes import range_error
+from fuser.errors import UnsupportedError
 from fuser.expanded import describe_values
 from fuser.fallback import Fallback, each_its_own
 from fuser.graph import FusionGroup, Section
@@ -124,7 +125,7 @@ def run_planned(
         if any(
             item.function.op is None and wrong in (*item.tensors, *item.scalars) for item in spec.group.applications
         ):
-            raise ArgumentError(f"{name_input(spec.group, wrong)}={inputs[wrong]} does not fit in 64 bits") from None
+            raise range_error(name_input(spec.group, wrong), _number(inputs[wrong])) from None
         # torch's ops take such an integer as one without a sign, or have an error of their own.
         return run_fallback(spec, inputs, "an integer does not fit in 64 bits", out), None
     if out is not None:

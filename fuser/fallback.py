@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from fuser import torch_ops as ops
 from fuser.cxx.functor import Functor, Role
-from fuser.dtypes import Rank, dtype_info, number_dtype, scalar_dtype
+from fuser.dtypes import Rank, dtype_info, fits_in_word, number_dtype, number_kind, range_error, scalar_dtype
 from fuser.errors import FallbackError, UnsupportedError, UntranslatableError
 from fuser.function import Function
 from fuser.graph import FusionGroup
@@ -125,6 +125,14 @@ def call_derived(function: Function, tensors: Sequence[Any], scalars: dict[str, 
     default = torch.get_default_dtype()
     common = function.common_dtype([_operand(item, default) for item in tensors], default)
     compute = dtype_info(common).compute_dtype
+    # Numbers that a kernel does not take: Python's would lose their imaginary part here, or bits.
+    bound = [*zip(function.functor.tensors, tensors, strict=False)]
+    for parameter in function.scalars:
+        bound.append((parameter, scalars[parameter.name]))
+        function.check_kind(parameter, number_kind(scalar_dtype(scalars[parameter.name])), common)
+    for parameter, item in bound:
+        if not fits_in_word(item):
+            raise range_error(f"{function.name}: {parameter.name or 'a parameter without a name'}", item)
     arguments: list[Any] = []
     types: list[torch.dtype] = []
     rest = list(tensors)
@@ -170,7 +178,7 @@ def call_derived(function: Function, tensors: Sequence[Any], scalars: dict[str, 
         raise UnsupportedError(str(error).splitlines()[0]) from error
     results: list[torch.Tensor] = []
     for raw, dtype in zip(computed, dtypes, strict=True):
-        result = _lay_out(cast(raw, dtype), given)
+        result = _lay_out(cast(raw, dtype), tensors)
         is_shared = any(_share_memory(result, other) for other in (*given, *results))
         results.append(result.clone() if is_shared else result)
     return tuple(results)
@@ -259,8 +267,9 @@ def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
     return bool(torch._C._is_alias_of(one, other))  # type: ignore[attr-defined]
 
 
-def _lay_out(result: torch.Tensor, given: Sequence[torch.Tensor]) -> torch.Tensor:
+def _lay_out(result: torch.Tensor, operands: Sequence[Any]) -> torch.Tensor:
     # The shape is that of all tensors, also of those the result does not depend on; the strides are the kernel's.
+    given = [item for item in operands if isinstance(item, torch.Tensor)]
     if any(item.is_nested for item in given):
         return result
     shape = _common_shape(given)
@@ -275,7 +284,9 @@ def _lay_out(result: torch.Tensor, given: Sequence[torch.Tensor]) -> torch.Tenso
     is_plain = all(item.layout is torch.strided for item in (result, *given))
     if not is_plain or torch._C._functorch.peek_interpreter_stack() is not None:
         return result
-    strides = infer_output_strides(tuple(shape), [(tuple(item.shape), item.stride()) for item in given])
+    # A number lies as a tensor without dimensions does.
+    layouts = [(tuple(item.shape), item.stride()) if isinstance(item, torch.Tensor) else ((), ()) for item in operands]
+    strides = infer_output_strides(tuple(shape), layouts)
     if result.stride() == strides or any(isinstance(size, torch.SymInt) for size in shape):
         return result
     return torch.empty_strided(shape, strides, dtype=result.dtype, device=device).copy_(result)

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import torch
 
 from fuser.combining import Reduction, functor_from_json, functor_to_json, normalize_dims
+from fuser.cxx.builtin_types import dtype_named
 from fuser.cxx.functor import EntryParameter, Functor, describe_call, parse_functor
-from fuser.dtypes import Rank, promote, to_floating
-from fuser.errors import GroupError, ShapeError, UnsupportedError
+from fuser.dtypes import Rank, dtype_info, promote, to_floating
+from fuser.errors import ArgumentError, GroupError, ShapeError, UnsupportedError
 from fuser.layout import Shape, Strides
 
 __all__ = ["ARRANGEMENTS", "READS", "VIEWS", "Function", "HandWritten", "Isolation", "Promotion", "View"]
@@ -178,6 +179,15 @@ class Function:
         if self.reduction is None:
             return self.functor.scalars
         return tuple({item.name: item for functor in self.functors for item in functor.scalars}.values())
+
+    def check_kind(self, parameter: EntryParameter, kind: type, common: torch.dtype) -> None:
+        """Raise ArgumentError where a parameter of a user's functor is real, and its number a complex one."""
+        if kind is complex and self.op is None:
+            compute, names = dtype_info(common).compute_dtype, self.functor.template_parameters
+            declared = dtype_named(parameter.type, names[0] if names else "", compute)
+            if declared is not None and not declared.is_complex:
+                what = f"{parameter.type} {parameter.name}"
+                raise ArgumentError(f"{self.signature()}: {what} takes no complex number, with tensors of {common}")
 
     def tensor_parameters(self, count: int) -> tuple[EntryParameter, ...]:
         """Return the parameters that ``count`` tensors bind; trailing ones with a C++ default may be left out."""

@@ -65,6 +65,8 @@ CONSTRUCTS: tuple[Construct, ...] = (
     one("parentheses", "return (x) - (x) * (x) + (x)-T(1);"),
     one("alias", "using U = T; typedef T V; U a = x; V b = a; return a + b;"),
     one("auto_type", "auto a = x * 2; auto b = 1 / 2; const auto& c = a; return T(a + b + c);"),
+    one("decltype_cast", "return decltype(x)(3) * x + T(decltype(x * 2.0){0.5} / 3) + decltype(x)();"),
+    one("typename_cast", "return typename std::remove_cv<T>::type(3) * x;"),
     one("decltype_type", "decltype(x * 2.0) a = x; return T(a / 3);"),
     one("sizes", "return x + T(sizeof(T)) + T(sizeof(int)) + sizeof x * T(2) + T(sizeof(double) == 8);"),
     one("conditional_type", "std::conditional_t<sizeof(T) == 4, float, double> a = x; return T(a / 3);"),
@@ -231,6 +233,10 @@ CONSTRUCTS: tuple[Construct, ...] = (
         "bits_through_pointer",
         "T y = x; unsigned u = *(unsigned*)&y; u &= 0xffff0000u; return *(float*)&u;",
         dtypes=(torch.float32,),
+    ),
+    one(
+        "bits_by_builtin",
+        "unsigned u = __builtin_bit_cast(unsigned, float(x) + 1.0f); return T(__builtin_bit_cast(float, u & ~4095u));",
     ),
     one("bits_by_reinterpret", "float y = float(x); int i = *reinterpret_cast<int*>(&y); return T(i >> 23);"),
     # Functions

@@ -37,7 +37,7 @@ from fuser.dtypes import dtype_info, number_dtype
 from fuser.eager.evaluate import EVALUATE, LOCATE
 from fuser.eager.statements import RUN
 from fuser.eager.translation import Translation, translate
-from fuser.errors import FallbackError, UntranslatableError
+from fuser.errors import ArgumentError, FallbackError, UntranslatableError
 from fuser.fallback import call_derived, find_obstacle
 
 COMPILED_DTYPES = [(item, dtype) for item in CONSTRUCTS for dtype in item.dtypes]
@@ -233,6 +233,8 @@ LAYOUTS = {
     "sliced": lambda: [torch.randn(6, 8)[::2, ::3], torch.randn(3, 3)],
     "zero_dim": lambda: [torch.randn(()), torch.randn(())],
     "empty": lambda: [torch.randn(0, 3), torch.randn(3)],
+    "number": lambda: [torch.randn(1, 3).t(), 2.0],
+    "number_and_empty": lambda: [2, torch.randn(0, 3).t()],
 }
 
 
@@ -698,11 +700,48 @@ def test_lazy_conjugates(no_compiler: None) -> None:
     assert torch.equal(function(z.conj()), z.conj().resolve_conj() * 1j)
 
 
+def test_a_name_with_a_letter_by_its_number(no_compiler: None) -> None:
+    # Which compilers take, and Python does not.
+    function = fuser.jit_fn(r"template <typename T> T f(T \u00e4, T k) { return \u00e4 * k; }", scalars=["k"])
+    x = torch.tensor([1.0, -2.0], requires_grad=True)
+    result = function(x, k=3)
+    assert result.tolist() == [3.0, -6.0]
+    assert torch.autograd.grad(result.sum(), x)[0].tolist() == [3.0, 3.0]
+
+
 def test_infinite_and_nan_scalars(no_compiler: None) -> None:
     function = fuser.jit_fn("template <typename T> T f(T x, T a) { return x < a ? x : a; }", scalars=["a"])
     x = torch.tensor([1.0, -2.0])
     assert function(x, a=math.inf).tolist() == [1.0, -2.0]
     assert function(x, a=math.nan).isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint64, torch.complex64])
+def test_numbers_that_no_kernel_takes_are_refused_here_too(no_compiler: None, dtype: torch.dtype) -> None:
+    function = functor("axpy")
+    x = torch.ones(3).to(dtype)
+    total = fuser.create_reduction_fn(
+        "template <typename T> T add(T a, T b, T k) { return a + b * k; }", identity=0, k=1
+    )
+    # The second call goes by what the first one left.
+    for number in (2, 2**63, 2**64, -(2**63) - 1, 2**20_000):
+        calls = (
+            ("alpha", lambda n=number: function(x, x, alpha=n)),
+            ("y", lambda n=number: function(x, n, alpha=1)),
+            ("k", lambda n=number: total(x, k=n)),
+        )
+        for name, call in calls:
+            if number == 2:
+                call()
+                continue
+            with pytest.raises(ArgumentError, match=rf"^\w+: {name}.* does not fit in 64 bits$"):
+                call()
+    for call in (lambda: function(x, x, alpha=2j), lambda: total(x, k=2j)):
+        if dtype.is_complex:
+            assert call().is_complex()
+            continue
+        with pytest.raises(ArgumentError, match=rf"T \w+ takes no complex number, with tensors of {dtype}$"):
+            call()
 
 
 # ---- the interpreter's tables ----

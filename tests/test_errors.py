@@ -134,6 +134,18 @@ BAD_CALLS: list[tuple[str, Callable[[Any], Any], type[FuserError], str]] = [
         "axpy: alpha=18446744073709551616 does not fit in 64 bits",
     ),
     (
+        "an integer that Python does not write out",
+        lambda f: f(ones(3), 2**20_000, alpha=1.0),
+        ArgumentError,
+        "axpy: y, an integer of 20001 bits, does not fit in 64 bits",
+    ),
+    (
+        "a complex number for an integer of 64 bits without a sign",
+        lambda f: f(ones(3).to(torch.uint64), 1, alpha=1j),
+        ArgumentError,
+        "axpy(x, y, *, alpha): T alpha takes no complex number, with tensors of torch.uint64",
+    ),
+    (
         "shapes",
         lambda f: f(ones(2, 3), ones(4), alpha=1.0),
         ShapeError,
@@ -637,6 +649,51 @@ def test_an_error_that_points_nowhere_into_the_text_still_says_something(room: s
     assert "fuser_" not in str(error)
 
 
+# Texts whose error is in the prelude, in one of its macros or in a template; the line, and what is under the caret.
+ELSEWHERE = [
+    ("template <typename T> T f(T x) {\n  NAN = x; return x; }", 2, "NAN", "NAN"),
+    ("template <typename T> T f(T x) {\n  return x + std::INFINITY; }", 2, "INFINITY", "INFINITY"),
+    ("#define FAR (INFINITY = 3)\ntemplate <typename T> T f(T x) {\n return x + FAR; }", 1, "INFINITY", ""),
+    (
+        "struct S { float v; };\ntemplate <typename U> U mid(U a) { return std::clamp(a, a, a); }\n"
+        "template <typename T> T f(T x) {\n  return mid(S{x}).v; }",
+        2,
+        "(a, a, a); }",
+        "clamp(a, a, a); }",
+    ),
+]
+
+
+@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize(("code", "line", "on_cpu", "on_cuda"), ELSEWHERE)
+def test_an_error_in_the_prelude_points_at_what_came_to_it(
+    room: str, code: str, line: int, on_cpu: str, on_cuda: str
+) -> None:
+    error = compile_on(room, fuser.create_jit_fn(code))
+    (first,) = error.diagnostics
+    under = on_cpu if room == "cpu" else on_cuda
+    # NVRTC points at where a macro of the functor's own stands.
+    line = line if under else 3
+    assert (first.functor, first.line) == ("f", line)
+    assert code.splitlines()[line - 1][first.column - 1 :].startswith(under)
+    assert str(error).startswith("functor 'f' does not compile (")
+
+
+# As clang 14 writes them.
+CLANG_ELSEWHERE = """\
+kernel.cpp:190:12: error: invalid operands to binary expression ('const fuser_f0::S' and 'const fuser_f0::S')
+  return v < lo ? lo : hi < v ? hi : v;
+functor0.f:2:46: note: in instantiation of function template specialization 'std::clamp<fuser_f0::S>' requested here
+functor0.f:4:10: note: in instantiation of function template specialization 'fuser_f0::mid<fuser_f0::S>' requested here
+fuser_kernel:3:5: note: in instantiation of function template specialization 'fuser_f0::f<float>' requested here"""
+
+
+def test_clangs_error_in_the_prelude_points_at_what_came_to_it() -> None:
+    message = "invalid operands to binary expression ('const fuser_f0::S' and 'const fuser_f0::S')"
+    found = parse_gcc_log(CLANG_ELSEWHERE, {"functor0.f"})
+    assert found == [Diagnostic("functor0.f", 2, 46, "error", message)]
+
+
 # A body, and the message and the text under the caret, on each side.
 SLIPS = [
     ("return tanhh (x);", "did you mean 'tanh'?", "tanhh"),
@@ -743,7 +800,7 @@ functor0.f:6:41: warning: unused variable 'z' [-Wunused-variable]"""
 def test_clang_is_asked_for_the_warnings_that_are_shown() -> None:
     warned = re.findall(r"^functor0\.f:(\d+):(\d+): warning: (.*) \[(.*)\]$", CLANG_LOG, re.MULTILINE)[:-1]
     shown = [Diagnostic("functor0.f", int(row), int(column), "warning", said) for row, column, said, _ in warned]
-    assert parse_gcc_log(CLANG_LOG) == shown
+    assert parse_gcc_log(CLANG_LOG, {"functor0.f"}) == shown
     flags = compiler_flags(Compiler(("clang++",), "Debian clang version 14.0.6", ("",)), "strict")
     assert {option for *_, option in warned} == {flag for flag in flags if re.match("-W(?!no)", flag)}
 

@@ -284,6 +284,20 @@ FORMS = [
         lambda x: x + 1,
     ),
     Form(
+        "conversions to types that are no single name",
+        "template <typename U> struct Of { typedef U type; };\n"
+        "template <typename T> auto f(T x) -> decltype(x) {\n"
+        "  const auto same = [](auto a) -> decltype(a) { return a; };\n"
+        "  return decltype(x)(same(x)) + decltype(x * 2) /* and */ {1} + (x < 0 ? typename Of<T>::type{3} : T(3)); }",
+        lambda x: x + 4,
+    ),
+    Form(
+        "the bits of a number",
+        "template <typename T> T f(T x) {\n"
+        "  return __builtin_bit_cast(float, __builtin_bit_cast(unsigned, float(x)) ^ 0x80000000u); }",
+        lambda x: -x,
+    ),
+    Form(
         "inline and static",
         "template <typename T> static inline T f(T x) { return std::exp(x) + ::min(x, T(0)); }",
         lambda x: x.exp() + x.clamp(max=0),

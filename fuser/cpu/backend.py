@@ -11,7 +11,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -45,6 +45,9 @@ _OF_GCC = ("-Wmaybe-uninitialized", "-Wreturn-local-addr", "-Woverflow", "-Waggr
 _OF_CLANG = ("-Wsometimes-uninitialized", "-Wreturn-stack-address", "-Winteger-overflow")
 WARNINGS = frozenset({*_COMMON, *_OF_GCC, *_OF_CLANG})
 _MESSAGE = re.compile(r"(.*):(\d+):(\d+): (error|fatal error|warning): (.*?)(?: \[(-W[\w-]+)=?\])?")
+# How an error in the prelude's own text came about: gcc says before it who called what it is in, and below it which
+# macro it is in; clang says both below.
+_WAY = re.compile(r"(.*):(\d+):(\d+): +(required from|note: in expansion of macro|note: in instantiation of).*")
 VERSION_TIMEOUT_S = 60.0
 # A compiler that ends is waited for this part of its time too long, and no longer than that.
 POLL_PART, SHORTEST_POLL_S, LONGEST_POLL_S = 1 / 32, 0.0005, 0.01
@@ -214,10 +217,27 @@ def host_identity() -> str:
     return f"{platform.machine()} {''.join(platform.libc_ver())} {' '.join(sorted(features.split()))}"
 
 
-def parse_gcc_log(log: str) -> list[Diagnostic]:
-    """Return the errors of a gcc or clang log, and those warnings: ``label:line:column: error: message``."""
-    found = []
+def parse_gcc_log(log: str, texts: Container[str]) -> list[Diagnostic]:
+    """Return the errors of a gcc or clang log, and those warnings: ``label:line:column: error: message``.
+
+    Args:
+        log: what the compiler wrote.
+        texts: labels of the users' texts. An error in the prelude is placed where such a text came to it.
+    """
+    found: list[Diagnostic] = []
+    caller: tuple[str, int, int] | None = None
+    is_elsewhere = False
     for line in log.splitlines():
+        if "In instantiation of" in line:
+            caller = None
+        way = _WAY.fullmatch(line)
+        if way is not None and way[1] in texts:
+            place = way[1], int(way[2]), int(way[3])
+            if way[4] == "required from":
+                caller = caller or place
+            elif is_elsewhere:
+                found[-1] = Diagnostic(*place, "error", found[-1].message)
+                is_elsewhere = False
         match = _MESSAGE.fullmatch(line)
         if match is None:
             continue
@@ -230,8 +250,12 @@ def parse_gcc_log(log: str) -> list[Diagnostic]:
             "warning": option in WARNINGS and "conversion" not in message,
         }
         if is_of_text[severity]:
-            found.append(Diagnostic(label, int(row), int(column), severity.removeprefix("fatal "), message))
-    return found
+            place = label, int(row), int(column)
+            is_elsewhere = severity != "warning" and label not in texts
+            place = caller if is_elsewhere and caller is not None else place
+            found.append(Diagnostic(*place, severity.removeprefix("fatal "), message))
+    # One place in a text may come to several in the prelude.
+    return [*dict.fromkeys(found)]
 
 
 def build_image(source: KernelSource) -> bytes:
@@ -252,10 +276,10 @@ def build_image(source: KernelSource) -> bytes:
         target = folder / "kernel.so"
         status, log = _compile(compiler, flags, source, target)
         if status == 0 and target.is_file() and target.stat().st_size:
-            warn_of_texts(source, parse_gcc_log(log))
+            warn_of_texts(source, parse_gcc_log(log, source.functor_labels))
             return target.read_bytes()
         log = log.replace(f"{folder}/", "")
-    diagnostics = [item for item in parse_gcc_log(log) if item.severity == "error"]
+    diagnostics = [item for item in parse_gcc_log(log, source.functor_labels) if item.severity == "error"]
     # What a diagnosis of the text says, or quotes, is no word of the machine.
     is_of_text = any(item.functor in source.functor_labels for item in diagnostics)
     is_of_machine = not is_of_text and _OF_THE_MACHINE.search(log)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from functools import cache
+from itertools import takewhile
 
 import torch
 
@@ -22,6 +23,8 @@ from fuser.process import ignoring, is_of_signal_handler
 
 __all__ = ["CudaBackend", "compile_cubin"]
 
+# How an error in the prelude's own text came about: what is instantiated, and who asks for it.
+_WAY = re.compile(r'instantiation of "(?:[^"(]*\W)?(\w+)\(.*" at line (\d+) of (\S+)')
 _NVRTC_MESSAGE = re.compile(r"(.*)\((\d+)\): (?:catastrophic )?(?:error|(warning)) ?#?(\d*)-?D?: (.*)")
 # Warnings of undefined behaviour: results and shifts out of range, an index beyond an array, a variable read before it
 # has a value, a reference to a local variable, a path without return.
@@ -129,6 +132,17 @@ def parse_nvrtc_log(log: str, source: KernelSource) -> list[Diagnostic]:
         if match is None or (match[3] and match[4] not in WARNINGS):
             continue
         label, number, column, own = match[1], int(match[2]), 1, texts.get(match[1], [])
+        if label not in texts and not match[3]:
+            # In the prelude's own text: where the user's came to it, which is said below, up to an empty line.
+            below = map(_WAY.search, takewhile(bool, lines[index:]))
+            way = next((said for said in below if said is not None and said[3] in texts), None)
+            if way is not None:
+                label, number = way[3], int(way[2])
+                shown = texts[label][number - 1]
+                named = re.search(rf"\b{way[1]}\b", shown)
+                column = 1 + (named.start() if named is not None else len(shown) - len(shown.lstrip()))
+                found.append(Diagnostic(label, number, column, "error", match[5]))
+                continue
         # The line is followed by its caret; types of arguments may stand between the message and the line.
         caret = next((at for at in range(index + 1, len(lines)) if not lines[at].strip(" ^")), len(lines))
         if caret < len(lines) and "^" in lines[caret] and number <= len(own):
@@ -136,7 +150,7 @@ def parse_nvrtc_log(log: str, source: KernelSource) -> list[Diagnostic]:
             indent = len(own[number - 1]) - len(own[number - 1].lstrip())
             column = lines[caret].index("^") - shown.find(code) + indent + 1
         found.append(Diagnostic(label, number, column, "warning" if match[3] else "error", match[5]))
-    return found
+    return [*dict.fromkeys(found)]
 
 
 def _options(target: str, numerics: str) -> tuple[str, ...]:

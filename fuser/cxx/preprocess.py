@@ -19,7 +19,10 @@ __all__ = ["QUALIFIERS", "MappedText", "Place", "Preprocessed", "Problem", "Toke
 Place = tuple[int, int]
 
 # Without one of these there is nothing to do.
-_SPECIAL = re.compile(r"#|%[:>]|<[%:]|:>|\\\s*\n|\\\s*\Z|\b__\w+__\b|\b_Pragma\b|\r(?!\n)")
+_SPECIAL = re.compile(
+    r"#|%[:>]|<[%:]|:>|\\\s*\n|\\\s*\Z|\b__\w+__\b|\b_Pragma\b|\bdecltype\b|_bit_cast\b"
+    r"|(?:\breturn|[-(=?:+*/&|])\s*\btypename\b|\r(?!\n)"
+)
 # The other patterns are compiled when re first uses them: most texts have none of these.
 # A line that goes on in the next one.
 _SPLICE = r"\\[^\S\n]*\n"
@@ -54,6 +57,8 @@ QUALIFIERS = (
     "__device__ __host__ __global__ __constant__ __shared__ __managed__ __forceinline__ __noinline__ __restrict__ "
     "__inline__".split()
 )
+# A call with a type among its arguments, which the parser does not know, as it knows it.
+_BIT_CAST = {"__builtin_bit_cast": (("To", "from"), "(*reinterpret_cast<const To*>(&(from)))")}
 # Macros that no functor defines or ends: the kernel's own, and those by which compilers say what they are.
 _NOT_TO_DEFINE = r"(?i)fuser_\w*|__cplusplus|_OPENMP|__(?:CUDA|NVCC|GNUC|clang|STDC)\w*"
 _MAX_TOKENS = 100_000
@@ -170,6 +175,8 @@ class _Preprocessor:
     def __init__(self, source: str) -> None:
         self.source = source
         self.macros = dict.fromkeys(QUALIFIERS, _Macro()) | {"__launch_bounds__": _WHATEVER_ARGUMENTS}
+        for name, (parameters, body) in _BIT_CAST.items():
+            self.macros[name] = _Macro(parameters, tuple(_made_of(body, 0)))
         self.verbatim = MappedText(source, source)
         self.named: dict[str, None] = {}
         self.problems: list[Problem] = []
@@ -312,6 +319,15 @@ class _Preprocessor:
         while at < len(tokens):
             token = tokens[at]
             at += 1
+            if token.text == "decltype" and (end := _end_of_cast(tokens, at, out)):
+                # The parser knows no decltype(x)(1) and decltype(x){1}; of a template's name it does.
+                before, after = (_made_of(text, token.origin) for text in ("std::remove_cv_t<", ">"))
+                out += [*before, token, *self.expand(tokens[at:end], hidden), *after]
+                at = end
+                continue
+            if token.text == "typename" and _is_operand(out):
+                # Nor typename A::type(x), which is a call without that word.
+                continue
             macro = self.macros.get(token.text) if token.kind == "name" and token.text not in hidden else None
             if token.text == "_Pragma":
                 macro = _WHATEVER_ARGUMENTS
@@ -320,7 +336,7 @@ class _Preprocessor:
                 continue
             arguments: list[list[Token]] = []
             if macro.parameters is not None:
-                following = next((i for i in range(at, len(tokens)) if tokens[i].kind not in {"space", "comment"}), -1)
+                following = _next_word(tokens, at)
                 if following < 0 or tokens[following].text != "(":
                     out.append(token)
                     continue
@@ -393,6 +409,30 @@ def _made_of(text: str, origin: int) -> list[Token]:
     # The tokens of a directive's text, which all come from where the directive does; a # at its start is no directive.
     found = (item for item in tokenize(f";{text.strip()}") if item.origin and item.kind != "comment")
     return [Token(item.kind, item.text, origin, is_copied=False) for item in found]
+
+
+def _next_word(tokens: list[Token], at: int) -> int:
+    # The index of the first token from there on that is no blank and no comment; -1: there is none.
+    return next((index for index in range(at, len(tokens)) if tokens[index].kind not in {"space", "comment"}), -1)
+
+
+def _last_word(tokens: list[Token]) -> str:
+    return next((token.text for token in reversed(tokens) if token.kind not in {"space", "comment"}), "")
+
+
+def _is_operand(before: list[Token]) -> bool:
+    # Whether what follows is part of an expression, and begins no declaration.
+    return _last_word(before) in {"return", *"(=?:+-*/&|", "&&", "||"}
+
+
+def _end_of_cast(tokens: list[Token], at: int, before: list[Token]) -> int:
+    # Where the parentheses of a decltype end, if what follows them is converted to its type; else 0.
+    opening = _next_word(tokens, at)
+    if opening < 0 or tokens[opening].text != "(" or _last_word(before) == "->":
+        return 0
+    _, end = _split_arguments(tokens, opening)
+    following = _next_word(tokens, end)
+    return end if following >= 0 and tokens[following].text in {"(", "{"} else 0
 
 
 def _split_arguments(tokens: list[Token], opening: int) -> tuple[list[list[Token]], int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -141,8 +142,10 @@ def _translate(
     arguments = []
     parameters = [parameter for parameter in functor.parameters if parameter.role is not Role.OUTPUT]
     for slot, (parameter, kind) in enumerate(zip(parameters, types, strict=False)):
-        # With the slot, no name of C++ is one that Python or fx keeps for itself ("lambda", "self", "torch").
-        node = graph.placeholder(f"{parameter.name or 'unnamed'}_{slot}")
+        # With the slot, no name of C++ is one that Python or fx keeps for itself ("lambda", "self", "torch"). C++ has
+        # characters in names that Python has not: "$x", or a letter by its number.
+        name = re.sub(r"\W", "_", parameter.name or "unnamed")
+        node = graph.placeholder(f"{name}_{slot}")
         node.meta["dtype"] = storage_dtype(kind)
         arguments.append(Value(kind, node))
     # Derivatives want cbrt as cbrt, not as what it is made of.
