@@ -224,7 +224,7 @@ def test_a_function_of_autograds_is_hidden_by_wrap(x: torch.Tensor) -> None:
 def test_a_change_of_mode_is_refused(function: Callable[..., Any], x: torch.Tensor) -> None:
     with pytest.raises(UnsupportedError, match="grad mode or autocast"):
         fuser.fuse(function)(x)
-    torch.set_grad_enabled(True)
+    assert torch.is_grad_enabled()
 
 
 # --- arguments ---------------------------------------------------------------------------------------------------

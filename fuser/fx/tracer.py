@@ -85,7 +85,7 @@ await_before_fork(_lock)
 
 def _trace(function: Callable[..., Any], make_tracer: Callable[[], _Tracer], key: Key) -> Traced:
     # A method that makes what it needs on its first use changes something once.
-    replaced = ""
+    replaced, grad_mode = "", torch.is_grad_enabled()
     for is_last in (False, True):
         try:
             guards = find_guards(function, key)
@@ -99,6 +99,8 @@ def _trace(function: Callable[..., Any], make_tracer: Callable[[], _Tracer], key
             place = _find_place(error) or _place_of(inspect.unwrap(function).__code__, None)
             replaced = guards.remove_proxies()
             if isinstance(error, TracingError) or (not isinstance(error, FuserError) and _is_of_tracing(error)):
+                # The function did not come to where it switches back.
+                torch.set_grad_enabled(grad_mode)
                 reason = error.reason if isinstance(error, TracingError) else f"fuse cannot trace this: {error}"
                 if replaced and "becomes another" not in reason:
                     reason += f" ({replaced!r} was assigned to)"
