@@ -227,6 +227,47 @@ def test_a_change_of_mode_is_refused(function: Callable[..., Any], x: torch.Tens
     assert torch.is_grad_enabled()
 
 
+WEIGHT = torch.nn.Parameter(torch.full((9,), 2.0))
+NO_GRAD = torch.no_grad()
+
+
+@torch.no_grad()
+def weigh(x: Any) -> Any:
+    return x * WEIGHT
+
+
+def weighs_in_a_block(x: Any) -> Any:
+    with torch.no_grad():
+        scale = torch.relu(x * WEIGHT)
+    return scale * WEIGHT
+
+
+def weighs_in_a_named_block(x: Any) -> Any:
+    with NO_GRAD:
+        scale = torch.relu(x * WEIGHT)
+    return scale * WEIGHT
+
+
+SETTING = {
+    "block": weighs_in_a_block,
+    "named block": weighs_in_a_named_block,
+    "decorator": lambda x: weigh(x) * WEIGHT,
+    "function": lambda x: Steep.apply(x * WEIGHT),  # type: ignore[no-untyped-call]
+}
+
+
+@pytest.mark.parametrize("name", SETTING)
+def test_a_mode_that_held_while_tracing_may_not_later(name: str, x: torch.Tensor) -> None:
+    # Nothing in the graph says that the function sets it; by the parameter, autograd would look through all of it.
+    function, x = SETTING[name], x.detach()
+    fused = fuser.fuse(function)
+    for _ in range(2):
+        with torch.no_grad():
+            assert torch.equal(fused(x), function(x))
+        with pytest.raises(UnsupportedError, match="grad mode or autocast"):
+            fused(x)
+
+
 # --- arguments ---------------------------------------------------------------------------------------------------
 def test_none_decides_how_a_function_is_traced(x: torch.Tensor) -> None:
     fused = fuser.fuse(lambda x, bias=None, scale=None: x * 2 if bias is None else x + bias)

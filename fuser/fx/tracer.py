@@ -32,7 +32,7 @@ from fuser.errors import FuserError, TracingError
 from fuser.fx.arguments import NUMBER, Key, is_as_given, name_leaves, rebuild
 from fuser.fx.examples import Examples, Facts, Unknown, find_facts, find_kind
 from fuser.fx.finished import finish_graph
-from fuser.fx.guards import Guards, find_guards
+from fuser.fx.guards import Guards, find_guards, find_modes
 from fuser.fx.intercept import MATH, Intercept, builtins_ask_symbols, math_takes_symbols, sizes_may_be_symbols
 from fuser.fx.nodes import is_size
 from fuser.fx.symbols import IN_PLACE, SequenceSymbol, Symbol, is_symbol, is_tensor
@@ -128,7 +128,7 @@ class _Tracer(fx.Tracer):
         self._key = key
         self._leaves = leaves
         self._names = names
-        self._modes = _find_modes()
+        self._modes = find_modes()
         self.examples: Examples | None = None
         self._generators: Sequence[torch.Generator] = ()
         # Whether what is known of the arguments of the module that is called is all that it may ask.
@@ -213,7 +213,7 @@ class _Tracer(fx.Tracer):
         return (SequenceSymbol if is_sequence else Symbol)(node, self)
 
     def create_node(self, kind: str, *args: Any, **kwargs: Any) -> fx.Node:
-        if kind != "output" and _find_modes() != self._modes:
+        if kind != "output" and find_modes() != self._modes:
             raise TracingError(
                 "fuse cannot trace a change of grad mode or autocast, as a torch.autograd.Function makes one: make it "
                 "around the call, or in a function that torch.fx.wrap hides"
@@ -464,8 +464,3 @@ def _is_same_value(now: Any, before: Any) -> bool:
     if now is before or not is_symbol(now) or not is_symbol(before) or before.node.meta.get(IS_NUMBER):
         return now is before
     return _written(now.node) is before.node
-
-
-def _find_modes() -> tuple[Any, ...]:
-    casts = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
-    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), *casts
