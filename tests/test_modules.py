@@ -243,6 +243,27 @@ class Leaky(nn.ReLU):
         return torch.where(input > 0, input, input * 0.1)
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_hooks_of_all_modules_are_called(is_first: bool) -> None:
+    def add_one(module: nn.Module, _: Any, made: torch.Tensor) -> torch.Tensor | None:
+        return made + 1 if isinstance(module, nn.ReLU) else None
+
+    x = draw((4, 9), torch.float32, seed=1)
+    module = nn.Sequential(nn.ReLU(), nn.Tanh())
+    fused, inside = fuser.fuse(module), fuser.fuse(lambda x: module(x) * 2)
+    for _ in range(2):
+        if not is_first:
+            torch.testing.assert_close(fused(x), torch.tanh(torch.relu(x)))
+            torch.testing.assert_close(inside(x), torch.tanh(torch.relu(x)) * 2)
+        handle = nn.modules.module.register_module_forward_hook(add_one)
+        try:
+            torch.testing.assert_close(fused(x), torch.tanh(torch.relu(x) + 1))
+            torch.testing.assert_close(inside(x), torch.tanh(torch.relu(x) + 1) * 2)
+        finally:
+            handle.remove()
+        is_first = False
+
+
 @pytest.mark.parametrize("hook", ["forward_pre", "full_backward", "full_backward_pre"])
 def test_every_kind_of_hook_is_called(hook: str) -> None:
     seen: list[int] = []

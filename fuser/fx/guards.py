@@ -21,6 +21,7 @@ import torch
 from torch import fx
 
 from fuser.errors import TracingError
+from fuser.ops import has_global_hooks
 
 __all__ = ["Guards", "find_guards", "find_modes", "is_same"]
 
@@ -41,6 +42,8 @@ _MODES: dict[str, Callable[[Any], Any]] = {
     "is_inference_mode_enabled": lambda _: torch.is_inference_mode_enabled(),
     "is_autocast_enabled": lambda _: tuple(map(torch.is_autocast_enabled, ("cpu", "cuda"))),
     "get_default_dtype": lambda _: torch.get_default_dtype(),
+    # A call of a module asks for hooks of all modules.
+    "forward": lambda _: has_global_hooks(),
     # To set one that holds already changes nothing in the trace, but would in other calls. A torch.autograd.Function
     # sets grad mode.
     **dict.fromkeys("no_grad enable_grad set_grad_enabled inference_mode autocast Function".split(), find_modes),
@@ -383,6 +386,7 @@ class _GuardFinder:
         for part in (*parts, *(getattr(module, name) for name in _HOOKS)):
             self._ask(len, part)
         held = vars(module)
+        self.names.add("forward")
         self._read(held, "training")
         # What torch's own modules read cannot be seen in the user's code.
         is_torchs = type(module).__module__.partition(".")[0] == "torch"
@@ -393,7 +397,6 @@ class _GuardFinder:
         else:
             self._read_names(held)
             self._read_hidden(held, type(module))
-            self.names.add("forward")
             self._visit_class(type(module))
 
 
