@@ -47,6 +47,7 @@ CHANGES: dict[str, Callable[[Layer], Any]] = {
     "submodule": lambda module: setattr(module, "act", nn.Tanh()),
     "attribute": lambda module: setattr(module, "factor", 0.5),
     "hook": lambda module: module.act.register_forward_hook(lambda *args: args[2] * 10),
+    "forward": lambda module: setattr(module.act, "forward", lambda x: x * 10),
     "values": lambda module: nn.init.constant_(module.weight, 4.0),
 }
 

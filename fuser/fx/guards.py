@@ -394,6 +394,8 @@ class _GuardFinder:
             for name in held:
                 if name[:1] != "_":
                     self._read(held, name)
+            if "forward" not in held:
+                self._note_absence(held, "forward")
         else:
             self._read_names(held)
             self._read_hidden(held, type(module))

@@ -98,9 +98,9 @@ _MODULES: dict[type, tuple[Any, tuple[str, ...]]] = {
 
 
 def has_hooks(module: torch.nn.Module) -> bool:
-    """Whether a call of the module runs more than its ``forward``."""
+    """Whether a call of the module runs more than its class's ``forward``, or another one of its own."""
     own = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
-    return any(own) or has_global_hooks()
+    return any(own) or "forward" in vars(module) or has_global_hooks()
 
 
 def has_global_hooks() -> bool:
