@@ -302,3 +302,23 @@ def test_a_subclass_of_an_activation_is_itself() -> None:
     graph.output(graph.call_module("act", (graph.placeholder("x"),)))
     x = draw((4, 9), torch.float32, seed=1)
     assert torch.equal(fuser.fx.fuse_graph(torch.fx.GraphModule(root, graph))(x), root.act(x))
+
+
+PREPARE: dict[str, Callable[[nn.Module, torch.Tensor], Any]] = {
+    "call": lambda module, x: fuser.fuse(module)(x),
+    "warmup": lambda module, x: fuser.fuse(module).warmup(x, backward=True),
+    "pass": lambda module, x: fuser.fx.fuse_graph(torch.fx.symbolic_trace(module), [x]),
+}
+
+
+@pytest.mark.parametrize("name", PREPARE)
+def test_autocast_keeps_no_fake_weights(name: str) -> None:
+    # Whatever casts a weight first in its block casts it for all that use it there.
+    x = draw((4, 9), torch.float32, seed=1)
+    module = nn.Sequential(nn.Linear(9, 9), nn.BatchNorm1d(9), nn.ReLU())
+    with torch.autocast("cpu", torch.bfloat16):
+        PREPARE[name](module, x)
+        made = module(x)
+        assert type(made) is torch.Tensor
+        assert type(fuser.fuse(module)(x)) is torch.Tensor
+        assert made.dtype is torch.bfloat16

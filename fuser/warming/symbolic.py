@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.fx.experimental.proxy_tensor import disable_autocast_cache
 from torch.utils import _pytree
 
 from fuser.errors import ArgumentError, describe_type
@@ -159,7 +160,13 @@ class _Run:
             leaves.extend([made.requires_grad_()] if tensor.requires_grad else [])
             return made
 
-        with self.mode, following(self.follower), torch.autograd.set_multithreading_enabled(False):
+        # autocast would keep what it casts parameters to, which is fake here, for the rest of its block.
+        with (
+            self.mode,
+            disable_autocast_cache(),
+            following(self.follower),
+            torch.autograd.set_multithreading_enabled(False),
+        ):
             args, kwargs = map_samples(args, make), map_samples(kwargs, make)
             if not backward:
                 function(*args, **kwargs)
