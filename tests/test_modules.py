@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from functors import draw
 from torch import nn
+from torch.nn.utils import parametrize
 
 import fuser
 
@@ -322,3 +323,44 @@ def test_autocast_keeps_no_fake_weights(name: str) -> None:
         assert type(made) is torch.Tensor
         assert type(fuser.fuse(module)(x)) is torch.Tensor
         assert made.dtype is torch.bfloat16
+
+
+class Symmetric(nn.Module):
+    def forward(self, weight: Any) -> Any:
+        return weight.triu() + weight.triu(1).t()
+
+
+class Biased(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.ones(9, 9))
+        parametrize.register_parametrization(self, "bias", Symmetric())
+
+    def forward(self, x: Any) -> Any:
+        return torch.relu(x + self.bias[0])
+
+
+def make_parametrized() -> nn.Module:
+    linear = nn.Linear(9, 9)
+    parametrize.register_parametrization(linear, "weight", Symmetric())
+    return nn.Sequential(linear, Biased(), nn.BatchNorm1d(9)).eval()
+
+
+@pytest.mark.parametrize("name", PREPARE)
+def test_cached_parametrizations_hold_tensors(name: str) -> None:
+    x = draw((4, 9), torch.float32, seed=1)
+    module = make_parametrized()
+    if name == "pass":
+        module = module[:1]  # type: ignore[index]
+    fused = fuser.fuse(module)
+    wanted = module(x)
+    with parametrize.cached():
+        PREPARE[name](module, x)
+        torch.testing.assert_close(module(x), wanted)
+        # What another call has cached is no constant of the trace.
+        torch.testing.assert_close(fused(x), wanted)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(2)
+    torch.testing.assert_close(fused(x), module(x))
+    assert not torch.equal(module(x), wanted)

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.proxy_tensor import disable_autocast_cache
 from torch.utils import _pytree as pytree
 
 from fuser.errors import TracingError
+from fuser.warming.follow import keeping_nothing
 
 __all__ = ["Examples", "Facts", "find_facts", "find_kind", "is_kind_question", "is_none"]
 
@@ -80,8 +80,7 @@ class Examples:
     def find(self, node: fx.Node) -> Any:
         """Return a node's value: tensors are fake; an ``Unknown`` where it cannot be said."""
         if node not in self._known:
-            # autocast would keep what it casts parameters to, which is fake here, for the rest of its block.
-            with torch._C.DisableTorchFunction(), self.mode, disable_autocast_cache(), _untraced_modules():
+            with torch._C.DisableTorchFunction(), self.mode, keeping_nothing(), _untraced_modules():
                 for other in self._graph.nodes:
                     if other not in self._known and other.op != "output":
                         self._known[other] = self._evaluate(other)

@@ -39,6 +39,7 @@ from fuser.fx.symbols import IN_PLACE, SequenceSymbol, Symbol, is_symbol, is_ten
 from fuser.fx.writes import split_batch_norm
 from fuser.ops import IS_NUMBER, KNOWN, Known, find_settled, has_hooks, needs_known
 from fuser.process import Lock, await_before_fork
+from fuser.warming.follow import keeping_nothing
 
 __all__ = ["Traced", "trace"]
 
@@ -156,7 +157,13 @@ class _Tracer(fx.Tracer):
         self._matches_sequences = guards.matches_sequences
         seeds = [item.initial_seed() for item in self._generators]
         try:
-            with Intercept(self), builtins_ask_symbols(guards), math_takes_symbols(), sizes_may_be_symbols(guards):
+            with (
+                Intercept(self),
+                keeping_nothing(),
+                builtins_ask_symbols(guards),
+                math_takes_symbols(),
+                sizes_may_be_symbols(guards),
+            ):
                 graph = self.trace(getattr(plain, "__func__", plain))
             for (_, name), (module, _) in self._buffers.items():
                 found: Any = module._buffers[name]

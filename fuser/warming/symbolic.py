@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.fx.experimental.proxy_tensor import disable_autocast_cache
 from torch.utils import _pytree
 
 from fuser.errors import ArgumentError, describe_type
 from fuser.warming.cover import compile_all, evaluate, find_alike, find_classes
 from fuser.warming.dims import Dim, Sample, draw_points, map_samples, read_samples, stretch
-from fuser.warming.follow import Follower, following
+from fuser.warming.follow import Follower, following, keeping_nothing
 
 __all__ = ["meta_device", "read_arguments", "warm_up"]
 
@@ -160,10 +159,9 @@ class _Run:
             leaves.extend([made.requires_grad_()] if tensor.requires_grad else [])
             return made
 
-        # autocast would keep what it casts parameters to, which is fake here, for the rest of its block.
         with (
             self.mode,
-            disable_autocast_cache(),
+            keeping_nothing(),
             following(self.follower),
             torch.autograd.set_multithreading_enabled(False),
         ):
