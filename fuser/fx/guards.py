@@ -42,8 +42,13 @@ _MODES: dict[str, Callable[[Any], Any]] = {
     "is_inference_mode_enabled": lambda _: torch.is_inference_mode_enabled(),
     "is_autocast_enabled": lambda _: tuple(map(torch.is_autocast_enabled, ("cpu", "cuda"))),
     "get_default_dtype": lambda _: torch.get_default_dtype(),
+    "are_deterministic_algorithms_enabled": lambda _: torch.are_deterministic_algorithms_enabled(),
+    "get_float32_matmul_precision": lambda _: torch.get_float32_matmul_precision(),
+    "get_num_threads": lambda _: torch.get_num_threads(),
+    "is_anomaly_enabled": lambda _: torch.is_anomaly_enabled(),
     # A call of a module asks for hooks of all modules.
     "forward": lambda _: has_global_hooks(),
+    "get_autocast_dtype": find_modes,
     # To set one that holds already changes nothing in the trace, but would in other calls. A torch.autograd.Function
     # sets grad mode.
     **dict.fromkeys("no_grad enable_grad set_grad_enabled inference_mode autocast Function".split(), find_modes),
