@@ -326,6 +326,8 @@ class Config:
 
         _generations: dict[tuple[Any, ...], int]
         _numbers: Iterator[int]
+        # What each ``with`` block that goes on found, in the order in which they were entered.
+        _patches: list[dict[str, Any]]
 
     def __init__(self) -> None:
         for setting in SETTINGS:
@@ -334,6 +336,7 @@ class Config:
             self.__dict__[setting.name] = value
         log.show(self.logs)
         self.__dict__["listeners"] = []
+        self.__dict__["_patches"] = []
         self.__dict__["_numbers"] = itertools.count()
         self.touch()
 
@@ -372,13 +375,21 @@ class Config:
     def patch(self, **values: Unpack[Values]) -> Iterator[None]:
         """Set several settings for a ``with`` block, in every thread, and restore them after it."""
         before = {name: getattr(self, name) for name in values}
+        self._patches.append(before)
         try:
             for name, value in values.items():
                 setattr(self, name, value)
             yield
         finally:
+            entered = next(i for i, item in enumerate(self._patches) if item is before)
+            del self._patches[entered]
             for name, value in before.items():
-                setattr(self, name, value)
+                # A block that was entered later, by another thread or a generator, may go on, and restores in its turn.
+                heir = next((item for item in self._patches[entered:] if name in item), None)
+                if heir is None:
+                    setattr(self, name, value)
+                else:
+                    heir[name] = value
 
     def code_key(self, **others: Any) -> tuple[tuple[str, Any], ...]:
         """Return the settings that change generated code or compiler options, as part of a kernel's key.

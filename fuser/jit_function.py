@@ -21,7 +21,7 @@ from fuser.function import Function, HandWritten
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.kernel_spec import KernelSpec
 from fuser.launcher import Replayer, called_in_c
-from fuser.library import split_inputs
+from fuser.library import has_dispatch_mode, split_inputs
 from fuser.outputs import finish_traced_out
 from fuser.route import Route, call_anew, find_route, has_derivative
 from fuser.tensor_desc import read_number
@@ -327,7 +327,7 @@ class JitFunction(Replayer, Generic[R]):
                     f"{self.signature()}: the scalar {name!r} has a gradient, and reductions have one of what "
                     "their map takes only: detach it"
                 )
-        if torch._C._len_torch_dispatch_stack() > 0:
+        if has_dispatch_mode():
             # Somebody traces: the operator reads them where it runs.
             return scalars
         return {**scalars, **{name: read_number(scalars[name]) for name in held}} if held else scalars

@@ -23,6 +23,7 @@ from fuser.tensor_desc import common_device, describe, input_specs, value_layout
 __all__ = [
     "LIBRARY",
     "call_operator",
+    "has_dispatch_mode",
     "has_torch_dispatch",
     "merge_inputs",
     "needs_operator",
@@ -161,9 +162,14 @@ def has_torch_dispatch(item: torch.Tensor) -> bool:
     return kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
 
 
+def has_dispatch_mode() -> bool:
+    """Whether a dispatch mode sees operators, below autograd or, as ``make_fx(pre_dispatch=True)`` does, above it."""
+    return torch._C._len_torch_dispatch_stack() > 0 or torch._ops._len_torch_dispatch_stack_pre_dispatch() > 0  # type: ignore[no-untyped-call]
+
+
 def needs_operator(items: Sequence[Any]) -> bool:
     """Whether a dispatch mode or a tensor subclass is to see a call of these as one operator."""
-    return (torch._C._len_torch_dispatch_stack() > 0 and not _only_looks_for_aliases()) or any(
+    return (has_dispatch_mode() and not _only_looks_for_aliases()) or any(
         isinstance(item, torch.Tensor) and has_torch_dispatch(item) for item in items
     )
 

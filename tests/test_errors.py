@@ -7,7 +7,7 @@ import pickle
 import re
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -417,6 +417,22 @@ def test_a_setting_cannot_be_deleted() -> None:
 def test_the_settings_of_a_process_are_one_object(duplicate: Callable[[Any], Any]) -> None:
     assert duplicate(fuser.config) is fuser.config
     assert duplicate([fuser.config])[0] is fuser.config
+
+
+def test_patches_that_overlap_leave_nothing() -> None:
+    def patched(**values: Any) -> Iterator[None]:
+        with fuser.config.patch(**values):
+            yield
+
+    first, second, third = patched(numerics="fast"), patched(numerics="fast", max_plans=7), patched(max_plans=9)
+    for block in (first, second, third):
+        next(block)
+    assert next(first, None) is None
+    assert (fuser.config.numerics, fuser.config.max_plans) == ("fast", 9)
+    assert next(second, None) is None
+    assert (fuser.config.numerics, fuser.config.max_plans) == ("strict", 9)
+    assert next(third, None) is None
+    assert (fuser.config.numerics, fuser.config.max_plans) == ("strict", 1024)
 
 
 def test_a_setting_that_there_is_not() -> None:

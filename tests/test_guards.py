@@ -501,6 +501,50 @@ READS: dict[str, tuple[Callable[..., Any], Callable[[pytest.MonkeyPatch], Any]]]
 }
 
 
+# What asks for it, what changes it and back.
+MODES: dict[str, tuple[Callable[[], Any], Callable[[], Any], Callable[[], Any]]] = {
+    "deterministic": (
+        lambda: torch.are_deterministic_algorithms_enabled(),
+        lambda: torch.use_deterministic_algorithms(True),
+        lambda: torch.use_deterministic_algorithms(False),
+    ),
+    "matmul": (
+        lambda: torch.get_float32_matmul_precision() == "high",
+        lambda: torch.set_float32_matmul_precision("high"),
+        lambda: torch.set_float32_matmul_precision("highest"),
+    ),
+    "threads": (
+        lambda: torch.get_num_threads() == THREADS + 1,
+        lambda: torch.set_num_threads(THREADS + 1),
+        lambda: torch.set_num_threads(THREADS),
+    ),
+    "anomaly": (
+        lambda: torch.is_anomaly_enabled(),
+        lambda: torch.autograd.set_detect_anomaly(True),
+        lambda: torch.autograd.set_detect_anomaly(False),
+    ),
+    "autocast": (
+        lambda: torch.get_autocast_dtype("cpu") is torch.half,
+        lambda: torch.set_autocast_dtype("cpu", torch.half),
+        lambda: torch.set_autocast_dtype("cpu", torch.bfloat16),
+    ),
+}
+THREADS = torch.get_num_threads()
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_a_mode_that_a_function_asks_for_is_never_stale(name: str, x: torch.Tensor) -> None:
+    asks, change, undo = MODES[name]
+    fused = fuser.fuse(lambda x: torch.relu(x) * (3 if asks() else 2))
+    for _ in range(2):
+        assert torch.equal(fused(x), torch.relu(x) * 2)
+        change()
+        try:
+            assert torch.equal(fused(x), torch.relu(x) * 3)
+        finally:
+            undo()
+
+
 @pytest.mark.parametrize("name", READS)
 def test_what_a_function_reads_is_never_stale(name: str, x: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     function, change = READS[name]

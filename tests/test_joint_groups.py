@@ -12,6 +12,7 @@ import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 from graph_checks import trace
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import fuser
@@ -235,3 +236,23 @@ def test_expansions_beside_what_does_not_say_enough(mode: str) -> None:
         del module.graph.find_nodes(op="call_function", target=ATEN.relu.default)[0].meta["val"]
     wanted = module(x, y)
     assert torch.equal(fuser.fx.fuse_graph(module)(x, y), wanted)
+
+
+@pytest.mark.cpu
+def test_tangents_and_transforms_go_through_modules_with_parameters() -> None:
+    # The function of autograd's that has both passes knows no forward mode, and nothing traces torch.func's tensors.
+    module = torch.nn.Sequential(torch.nn.LayerNorm(8), torch.nn.Tanh()).double()
+    fused, x = fuser.fuse(module), torch.randn(3, 8, dtype=torch.float64)
+    fuser.reset_stats()
+    for needs_grad in (False, True):
+        point = x.clone().requires_grad_(needs_grad)
+        for _ in range(2):
+            fused(point)
+            with forward_ad.dual_level():
+                dual = forward_ad.make_dual(point, x + 1)
+                got, wanted = (forward_ad.unpack_dual(item(dual)).tangent for item in (fused, module))
+            torch.testing.assert_close(got, wanted)
+    for function in (torch.func.grad, torch.func.hessian):
+        got, wanted = (function(lambda x, item=item: item(x).pow(2).sum())(x) for item in (fused, module))
+        torch.testing.assert_close(got, wanted)
+    assert not fuser.stats()["fallbacks"]

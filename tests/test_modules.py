@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from functors import draw
 from torch import nn
+from torch.nn.utils import parametrize
 
 import fuser
 
@@ -47,6 +48,7 @@ CHANGES: dict[str, Callable[[Layer], Any]] = {
     "submodule": lambda module: setattr(module, "act", nn.Tanh()),
     "attribute": lambda module: setattr(module, "factor", 0.5),
     "hook": lambda module: module.act.register_forward_hook(lambda *args: args[2] * 10),
+    "forward": lambda module: setattr(module.act, "forward", lambda x: x * 10),
     "values": lambda module: nn.init.constant_(module.weight, 4.0),
 }
 
@@ -243,6 +245,27 @@ class Leaky(nn.ReLU):
         return torch.where(input > 0, input, input * 0.1)
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_hooks_of_all_modules_are_called(is_first: bool) -> None:
+    def add_one(module: nn.Module, _: Any, made: torch.Tensor) -> torch.Tensor | None:
+        return made + 1 if isinstance(module, nn.ReLU) else None
+
+    x = draw((4, 9), torch.float32, seed=1)
+    module = nn.Sequential(nn.ReLU(), nn.Tanh())
+    fused, inside = fuser.fuse(module), fuser.fuse(lambda x: module(x) * 2)
+    for _ in range(2):
+        if not is_first:
+            torch.testing.assert_close(fused(x), torch.tanh(torch.relu(x)))
+            torch.testing.assert_close(inside(x), torch.tanh(torch.relu(x)) * 2)
+        handle = nn.modules.module.register_module_forward_hook(add_one)
+        try:
+            torch.testing.assert_close(fused(x), torch.tanh(torch.relu(x) + 1))
+            torch.testing.assert_close(inside(x), torch.tanh(torch.relu(x) + 1) * 2)
+        finally:
+            handle.remove()
+        is_first = False
+
+
 @pytest.mark.parametrize("hook", ["forward_pre", "full_backward", "full_backward_pre"])
 def test_every_kind_of_hook_is_called(hook: str) -> None:
     seen: list[int] = []
@@ -280,3 +303,64 @@ def test_a_subclass_of_an_activation_is_itself() -> None:
     graph.output(graph.call_module("act", (graph.placeholder("x"),)))
     x = draw((4, 9), torch.float32, seed=1)
     assert torch.equal(fuser.fx.fuse_graph(torch.fx.GraphModule(root, graph))(x), root.act(x))
+
+
+PREPARE: dict[str, Callable[[nn.Module, torch.Tensor], Any]] = {
+    "call": lambda module, x: fuser.fuse(module)(x),
+    "warmup": lambda module, x: fuser.fuse(module).warmup(x, backward=True),
+    "pass": lambda module, x: fuser.fx.fuse_graph(torch.fx.symbolic_trace(module), [x]),
+}
+
+
+@pytest.mark.parametrize("name", PREPARE)
+def test_autocast_keeps_no_fake_weights(name: str) -> None:
+    # Whatever casts a weight first in its block casts it for all that use it there.
+    x = draw((4, 9), torch.float32, seed=1)
+    module = nn.Sequential(nn.Linear(9, 9), nn.BatchNorm1d(9), nn.ReLU())
+    with torch.autocast("cpu", torch.bfloat16):
+        PREPARE[name](module, x)
+        made = module(x)
+        assert type(made) is torch.Tensor
+        assert type(fuser.fuse(module)(x)) is torch.Tensor
+        assert made.dtype is torch.bfloat16
+
+
+class Symmetric(nn.Module):
+    def forward(self, weight: Any) -> Any:
+        return weight.triu() + weight.triu(1).t()
+
+
+class Biased(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.ones(9, 9))
+        parametrize.register_parametrization(self, "bias", Symmetric())
+
+    def forward(self, x: Any) -> Any:
+        return torch.relu(x + self.bias[0])
+
+
+def make_parametrized() -> nn.Module:
+    linear = nn.Linear(9, 9)
+    parametrize.register_parametrization(linear, "weight", Symmetric())
+    return nn.Sequential(linear, Biased(), nn.BatchNorm1d(9)).eval()
+
+
+@pytest.mark.parametrize("name", PREPARE)
+def test_cached_parametrizations_hold_tensors(name: str) -> None:
+    x = draw((4, 9), torch.float32, seed=1)
+    module = make_parametrized()
+    if name == "pass":
+        module = module[:1]  # type: ignore[index]
+    fused = fuser.fuse(module)
+    wanted = module(x)
+    with parametrize.cached():
+        PREPARE[name](module, x)
+        torch.testing.assert_close(module(x), wanted)
+        # What another call has cached is no constant of the trace.
+        torch.testing.assert_close(fused(x), wanted)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(2)
+    torch.testing.assert_close(fused(x), module(x))
+    assert not torch.equal(module(x), wanted)

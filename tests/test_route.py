@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fuser
@@ -54,6 +55,23 @@ def test_each_row_of_the_table() -> None:
     seen = []
     torch.func.vmap(lambda item: seen.append(find_route([item]).route) or item)(x)
     assert seen == [Route.AUTOGRAD]
+
+
+@pytest.mark.parametrize("kind", ["functor", "fused", "reduction", "list"])
+def test_what_traces_above_autograd_sees_the_operator(kind: str) -> None:
+    # Its mode is on no stack of Python's: the kernel ran unseen, and the graph held an empty tensor.
+    functor = fuser.create_jit_fn(MUL)
+    total = fuser.create_reduction_fn("template <typename T> T add(T a, T b) { return a + b; }", identity=0)
+    function: Callable[..., torch.Tensor] = {
+        "functor": functor,
+        "fused": fuser.fuse(lambda x, y: torch.relu(functor(x, y))),
+        "reduction": lambda x, y: total(functor(x, y)),
+        "list": lambda x, y: fuser.foreach(functor, [x], [y])[0],
+    }[kind]
+    x, y = draw(5), draw(5, seed=1)
+    graph = make_fx(function, pre_dispatch=True)(x, y)
+    assert any(node.target is torch.ops.fuser.run.default for node in graph.graph.nodes)
+    assert torch.equal(graph(y, y), function(y, y))
 
 
 @pytest.mark.parametrize("make", [torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr, torch.Tensor.to_mkldnn])

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from functors import draw, functor
 from torch import fx
+from torch.overrides import TorchFunctionMode
 
 import fuser
 from fuser.errors import ArgumentError, DeviceError, GradientError, ShapeError, TracingError, UnsupportedError
@@ -224,7 +225,48 @@ def test_a_function_of_autograds_is_hidden_by_wrap(x: torch.Tensor) -> None:
 def test_a_change_of_mode_is_refused(function: Callable[..., Any], x: torch.Tensor) -> None:
     with pytest.raises(UnsupportedError, match="grad mode or autocast"):
         fuser.fuse(function)(x)
-    torch.set_grad_enabled(True)
+    assert torch.is_grad_enabled()
+
+
+WEIGHT = torch.nn.Parameter(torch.full((9,), 2.0))
+NO_GRAD = torch.no_grad()
+
+
+@torch.no_grad()
+def weigh(x: Any) -> Any:
+    return x * WEIGHT
+
+
+def weighs_in_a_block(x: Any) -> Any:
+    with torch.no_grad():
+        scale = torch.relu(x * WEIGHT)
+    return scale * WEIGHT
+
+
+def weighs_in_a_named_block(x: Any) -> Any:
+    with NO_GRAD:
+        scale = torch.relu(x * WEIGHT)
+    return scale * WEIGHT
+
+
+SETTING = {
+    "block": weighs_in_a_block,
+    "named block": weighs_in_a_named_block,
+    "decorator": lambda x: weigh(x) * WEIGHT,
+    "function": lambda x: Steep.apply(x * WEIGHT),  # type: ignore[no-untyped-call]
+}
+
+
+@pytest.mark.parametrize("name", SETTING)
+def test_a_mode_that_held_while_tracing_may_not_later(name: str, x: torch.Tensor) -> None:
+    # Nothing in the graph says that the function sets it; by the parameter, autograd would look through all of it.
+    function, x = SETTING[name], x.detach()
+    fused = fuser.fuse(function)
+    for _ in range(2):
+        with torch.no_grad():
+            assert torch.equal(fused(x), function(x))
+        with pytest.raises(UnsupportedError, match="grad mode or autocast"):
+            fused(x)
 
 
 # --- arguments ---------------------------------------------------------------------------------------------------
@@ -393,6 +435,34 @@ def test_a_subclass_with_functions_of_its_own_keeps_them(x: torch.Tensor) -> Non
     assert type(chain(x.as_subclass(Loud))) is Loud
     # A class without is a plain tensor to torch's functions, too.
     torch.testing.assert_close(fused(torch.nn.Parameter(x)).detach(), torch.exp(x))
+
+
+class Softens(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return (torch.tanh if func is torch.relu else func)(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_mode_with_functions_of_its_own_sees_torchs(is_first: bool, x: torch.Tensor) -> None:
+    half = fuser.create_jit_fn("template <typename T> T half(T x) { return x * T(0.5); }")
+
+    def step(x: Any) -> Any:
+        return torch.relu(half(x)) + x
+
+    fused = fuser.fuse(step)
+    for _ in range(2):
+        if not is_first:
+            assert torch.equal(fused(x), torch.relu(x * 0.5) + x)
+        with Softens():
+            assert torch.equal(fused(x), torch.tanh(x * 0.5) + x)
+            assert torch.equal(fused(x, out=torch.empty_like(x)), torch.tanh(x * 0.5) + x)
+            assert torch.equal(fuser.foreach(fused, [x])[0], torch.tanh(x * 0.5) + x)
+        is_first = False
+    # That of a default device changes no function's result.
+    fuser.reset_stats()
+    with torch.device("cpu"):
+        fused(x)
+    assert fuser.stats()["launches"] == 1
 
 
 class Named(torch.Tensor): ...

@@ -18,6 +18,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from fuser.errors import TracingError
+from fuser.warming.follow import keeping_nothing
 
 __all__ = ["Examples", "Facts", "find_facts", "find_kind", "is_kind_question", "is_none"]
 
@@ -79,7 +80,7 @@ class Examples:
     def find(self, node: fx.Node) -> Any:
         """Return a node's value: tensors are fake; an ``Unknown`` where it cannot be said."""
         if node not in self._known:
-            with torch._C.DisableTorchFunction(), self.mode, _untraced_modules():
+            with torch._C.DisableTorchFunction(), self.mode, keeping_nothing(), _untraced_modules():
                 for other in self._graph.nodes:
                     if other not in self._known and other.op != "output":
                         self._known[other] = self._evaluate(other)

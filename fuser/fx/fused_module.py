@@ -32,7 +32,7 @@ def fuse(function: Callable[..., Any]) -> FusedFunction | FusedModule:
     constant, a global or closure variable, or an attribute that the function read is another one. Items of numpy arrays
     and attributes of other libraries' objects are not compared. What is neither a functor call nor an op that fuser
     knows stays eager, between fusion nodes. Tensors of a subclass that has not switched ``__torch_function__`` off, as
-    parameters have, go through the function as it is.
+    parameters have, go through the function as it is; so do all in a ``TorchFunctionMode`` that is none of torch's own.
 
     Args:
         function: a Python function, a method (also as a decorator in a class) or a ``torch.nn.Module``.

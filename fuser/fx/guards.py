@@ -21,8 +21,16 @@ import torch
 from torch import fx
 
 from fuser.errors import TracingError
+from fuser.ops import has_global_hooks
 
-__all__ = ["Guards", "find_guards", "is_same"]
+__all__ = ["Guards", "find_guards", "find_modes", "is_same"]
+
+
+def find_modes(_: Any = None) -> tuple[Any, ...]:
+    """Return torch's modes that code may change for a part of itself: grad mode, inference mode and autocast."""
+    casts = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), *casts
+
 
 # Values that may be compared by what they say; all others are the same object or not the same.
 _PLAIN = frozenset((bool, int, float, complex, str, bytes))
@@ -34,6 +42,16 @@ _MODES: dict[str, Callable[[Any], Any]] = {
     "is_inference_mode_enabled": lambda _: torch.is_inference_mode_enabled(),
     "is_autocast_enabled": lambda _: tuple(map(torch.is_autocast_enabled, ("cpu", "cuda"))),
     "get_default_dtype": lambda _: torch.get_default_dtype(),
+    "are_deterministic_algorithms_enabled": lambda _: torch.are_deterministic_algorithms_enabled(),
+    "get_float32_matmul_precision": lambda _: torch.get_float32_matmul_precision(),
+    "get_num_threads": lambda _: torch.get_num_threads(),
+    "is_anomaly_enabled": lambda _: torch.is_anomaly_enabled(),
+    # A call of a module asks for hooks of all modules.
+    "forward": lambda _: has_global_hooks(),
+    "get_autocast_dtype": find_modes,
+    # To set one that holds already changes nothing in the trace, but would in other calls. A torch.autograd.Function
+    # sets grad mode.
+    **dict.fromkeys("no_grad enable_grad set_grad_enabled inference_mode autocast Function".split(), find_modes),
 }
 # Special methods that read all of an object, and the instructions that may call them; those that write or copy
 # it have no say in what is computed.
@@ -189,7 +207,7 @@ class _GuardFinder:
         self._matches_sequences = False
 
     def build(self) -> Guards:
-        modes = [(ask, None, ask(None)) for name, ask in _MODES.items() if name in self.names]
+        modes = [(ask, None, ask(None)) for ask in dict.fromkeys(_MODES[name] for name in _MODES if name in self.names)]
         asked, owners = (*self._asked, *modes), tuple(self._owners.values())
         return Guards(tuple(self._reads.values()), tuple(self._attributes), asked, owners, self._matches_sequences)
 
@@ -201,6 +219,11 @@ class _GuardFinder:
         self._seen[id(value)] = value
         if isinstance(value, torch.Tensor):
             return
+        # A mode that code has under another name, or as an object.
+        kinds = (value if isinstance(value, type) else type(value)).__mro__
+        self.names.update(
+            kind.__name__ for kind in kinds if kind.__name__ in _MODES and kind.__module__.startswith("torch.")
+        )
         if isinstance(value, types.FunctionType):
             self._visit_function(value)
         elif isinstance(value, types.MethodType):
@@ -368,6 +391,7 @@ class _GuardFinder:
         for part in (*parts, *(getattr(module, name) for name in _HOOKS)):
             self._ask(len, part)
         held = vars(module)
+        self.names.add("forward")
         self._read(held, "training")
         # What torch's own modules read cannot be seen in the user's code.
         is_torchs = type(module).__module__.partition(".")[0] == "torch"
@@ -375,10 +399,11 @@ class _GuardFinder:
             for name in held:
                 if name[:1] != "_":
                     self._read(held, name)
+            if "forward" not in held:
+                self._note_absence(held, "forward")
         else:
             self._read_names(held)
             self._read_hidden(held, type(module))
-            self.names.add("forward")
             self._visit_class(type(module))
 
 

@@ -27,7 +27,7 @@ from fuser.kernel_cache import Lru
 from fuser.kernel_spec import infer_layouts
 from fuser.launcher import Launcher, record_through
 from fuser.process import Lock, await_before_fork
-from fuser.route import Route, find_route, requires_grad
+from fuser.route import Route, find_route, is_transformed, requires_grad
 from fuser.sections import cut_by_device
 from fuser.tensor_desc import common_device, describe, follows_default_dtype, input_specs, value_layouts
 from fuser.warming.follow import alone, current, stand_in
@@ -95,6 +95,9 @@ class DifferentiableFusion(FusionModule):
         return made[0] if len(made) == 1 else made
 
     def _find_joint(self, inputs: tuple[Any, ...]) -> Joint | None:
+        if is_transformed():
+            # Neither torch.func's transforms nor tangents go through a function of autograd's that knows none.
+            return None
         given = inputs[: self._varying]
         routed = find_route(given)
         if routed.route is not Route.AUTOGRAD or not all(map(operator.is_, routed.inputs, given)):

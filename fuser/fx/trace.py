@@ -174,7 +174,7 @@ class FusedFunction(Replayer, Generic[P, R]):
         if torch.compiler.is_compiling() or is_traced((*args, *kwargs.values())):
             return None
         key, leaves = self._sort(tuple(args), kwargs)
-        if any(map(_has_functions, leaves)):
+        if _answers_for_torch(leaves):
             return None
         entry = self._find_trace(key, leaves)
         return None if entry.whole is None else (entry, leaves)
@@ -267,7 +267,7 @@ class FusedFunction(Replayer, Generic[P, R]):
             if replayed is not None:
                 return replayed
         key, leaves = sort_arguments(args, kwargs, self.__name__)
-        if any(map(_has_functions, leaves)):
+        if _answers_for_torch(leaves):
             result = self._call_by_position(*args, **kwargs)
             return result if out is None else _finish_out(out, result)
         entry = self._find_trace(key, leaves)
@@ -429,6 +429,13 @@ def _mode(leaves: tuple[Any, ...]) -> Mode:
     # torch.func's transforms differentiate, and autocast converts, what torch's reductions are made of.
     stays = torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu") or (needs_grad and is_transformed())
     return Mode(config.numerics, not stays, needs_grad and not stays, "cuda" if is_cuda else "cpu")
+
+
+def _answers_for_torch(leaves: tuple[Any, ...]) -> bool:
+    # Whether a tensor's class or a mode is to see each of torch's functions. torch's own modes, such as that of a
+    # default device, make no other result of them.
+    modes = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    return any(map(_has_functions, leaves)) or any(type(mode).__module__.partition(".")[0] != "torch" for mode in modes)
 
 
 def _has_functions(item: Any) -> bool:

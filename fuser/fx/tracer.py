@@ -32,13 +32,14 @@ from fuser.errors import FuserError, TracingError
 from fuser.fx.arguments import NUMBER, Key, is_as_given, name_leaves, rebuild
 from fuser.fx.examples import Examples, Facts, Unknown, find_facts, find_kind
 from fuser.fx.finished import finish_graph
-from fuser.fx.guards import Guards, find_guards
+from fuser.fx.guards import Guards, find_guards, find_modes
 from fuser.fx.intercept import MATH, Intercept, builtins_ask_symbols, math_takes_symbols, sizes_may_be_symbols
 from fuser.fx.nodes import is_size
 from fuser.fx.symbols import IN_PLACE, SequenceSymbol, Symbol, is_symbol, is_tensor
 from fuser.fx.writes import split_batch_norm
 from fuser.ops import IS_NUMBER, KNOWN, Known, find_settled, has_hooks, needs_known
 from fuser.process import Lock, await_before_fork
+from fuser.warming.follow import keeping_nothing
 
 __all__ = ["Traced", "trace"]
 
@@ -85,7 +86,7 @@ await_before_fork(_lock)
 
 def _trace(function: Callable[..., Any], make_tracer: Callable[[], _Tracer], key: Key) -> Traced:
     # A method that makes what it needs on its first use changes something once.
-    replaced = ""
+    replaced, grad_mode = "", torch.is_grad_enabled()
     for is_last in (False, True):
         try:
             guards = find_guards(function, key)
@@ -99,6 +100,8 @@ def _trace(function: Callable[..., Any], make_tracer: Callable[[], _Tracer], key
             place = _find_place(error) or _place_of(inspect.unwrap(function).__code__, None)
             replaced = guards.remove_proxies()
             if isinstance(error, TracingError) or (not isinstance(error, FuserError) and _is_of_tracing(error)):
+                # The function did not come to where it switches back.
+                torch.set_grad_enabled(grad_mode)
                 reason = error.reason if isinstance(error, TracingError) else f"fuse cannot trace this: {error}"
                 if replaced and "becomes another" not in reason:
                     reason += f" ({replaced!r} was assigned to)"
@@ -126,7 +129,7 @@ class _Tracer(fx.Tracer):
         self._key = key
         self._leaves = leaves
         self._names = names
-        self._modes = _find_modes()
+        self._modes = find_modes()
         self.examples: Examples | None = None
         self._generators: Sequence[torch.Generator] = ()
         # Whether what is known of the arguments of the module that is called is all that it may ask.
@@ -154,7 +157,13 @@ class _Tracer(fx.Tracer):
         self._matches_sequences = guards.matches_sequences
         seeds = [item.initial_seed() for item in self._generators]
         try:
-            with Intercept(self), builtins_ask_symbols(guards), math_takes_symbols(), sizes_may_be_symbols(guards):
+            with (
+                Intercept(self),
+                keeping_nothing(),
+                builtins_ask_symbols(guards),
+                math_takes_symbols(),
+                sizes_may_be_symbols(guards),
+            ):
                 graph = self.trace(getattr(plain, "__func__", plain))
             for (_, name), (module, _) in self._buffers.items():
                 found: Any = module._buffers[name]
@@ -211,7 +220,7 @@ class _Tracer(fx.Tracer):
         return (SequenceSymbol if is_sequence else Symbol)(node, self)
 
     def create_node(self, kind: str, *args: Any, **kwargs: Any) -> fx.Node:
-        if kind != "output" and _find_modes() != self._modes:
+        if kind != "output" and find_modes() != self._modes:
             raise TracingError(
                 "fuse cannot trace a change of grad mode or autocast, as a torch.autograd.Function makes one: make it "
                 "around the call, or in a function that torch.fx.wrap hides"
@@ -462,8 +471,3 @@ def _is_same_value(now: Any, before: Any) -> bool:
     if now is before or not is_symbol(now) or not is_symbol(before) or before.node.meta.get(IS_NUMBER):
         return now is before
     return _written(now.node) is before.node
-
-
-def _find_modes() -> tuple[Any, ...]:
-    casts = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
-    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), *casts

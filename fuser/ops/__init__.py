@@ -15,7 +15,16 @@ from fuser.ops.arrangements import (
     seen_through,
     sum_function,
 )
-from fuser.ops.binding import bind_function, bind_method, bind_module, find_settled, has_hooks, is_known, needs_known
+from fuser.ops.binding import (
+    bind_function,
+    bind_method,
+    bind_module,
+    find_settled,
+    has_global_hooks,
+    has_hooks,
+    is_known,
+    needs_known,
+)
 from fuser.ops.binding_arrangements import is_creation
 from fuser.ops.calls import (
     DEVICE_TYPE,
@@ -85,6 +94,7 @@ __all__ = [
     "expand",
     "find_numerics",
     "find_settled",
+    "has_global_hooks",
     "has_hooks",
     "index_function",
     "is_constant",

@@ -37,6 +37,7 @@ __all__ = [
     "bind_method",
     "bind_module",
     "find_settled",
+    "has_global_hooks",
     "has_hooks",
     "is_known",
     "needs_known",
@@ -97,8 +98,14 @@ _MODULES: dict[type, tuple[Any, tuple[str, ...]]] = {
 
 
 def has_hooks(module: torch.nn.Module) -> bool:
-    """Whether a call of the module runs more than its ``forward``."""
-    return any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks))
+    """Whether a call of the module runs more than its class's ``forward``, or another one of its own."""
+    own = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    return any(own) or "forward" in vars(module) or has_global_hooks()
+
+
+def has_global_hooks() -> bool:
+    """Whether a call of any module does, by ``torch.nn.modules.module.register_module_forward_hook`` and its like."""
+    return bool(torch.nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]
 
 
 def _bind(binder: Binder | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> OpCall | None:

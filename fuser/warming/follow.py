@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.fx.experimental.proxy_tensor import disable_autocast_cache
+from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fuser.errors import ArgumentError, CompileError, UnsupportedError
@@ -18,7 +20,7 @@ from fuser.planner import find_texts
 from fuser.tensor_desc import describe, names_of
 from fuser.warming.cover import Bounds, SizedCall, with_sizes
 
-__all__ = ["Follower", "alone", "current", "following", "stand_in"]
+__all__ = ["Follower", "alone", "current", "following", "keeping_nothing", "stand_in"]
 
 
 class Follower:
@@ -82,6 +84,21 @@ def alone() -> Iterator[None]:
     """Let nobody follow what this thread calls inside, on real tensors."""
     with following(None), _disable_current_modes():
         yield
+
+
+@contextmanager
+def keeping_nothing() -> Iterator[None]:
+    """Let torch's caches give nothing to what runs inside on tensors that are none, and keep nothing of it.
+
+    Those of ``torch.autocast`` and ``torch.nn.utils.parametrize.cached``: what a weight became here would be the
+    weight, for all, in the rest of the block that they are for.
+    """
+    parametrize._cache.clear()
+    try:
+        with disable_autocast_cache():
+            yield
+    finally:
+        parametrize._cache.clear()
 
 
 def stand_in(item: Any) -> Any:

@@ -11,7 +11,7 @@ from torch.utils import _pytree
 from fuser.errors import ArgumentError, describe_type
 from fuser.warming.cover import compile_all, evaluate, find_alike, find_classes
 from fuser.warming.dims import Dim, Sample, draw_points, map_samples, read_samples, stretch
-from fuser.warming.follow import Follower, following
+from fuser.warming.follow import Follower, following, keeping_nothing
 
 __all__ = ["meta_device", "read_arguments", "warm_up"]
 
@@ -159,7 +159,12 @@ class _Run:
             leaves.extend([made.requires_grad_()] if tensor.requires_grad else [])
             return made
 
-        with self.mode, following(self.follower), torch.autograd.set_multithreading_enabled(False):
+        with (
+            self.mode,
+            keeping_nothing(),
+            following(self.follower),
+            torch.autograd.set_multithreading_enabled(False),
+        ):
             args, kwargs = map_samples(args, make), map_samples(kwargs, make)
             if not backward:
                 function(*args, **kwargs)
