@@ -21,7 +21,6 @@ from fuser.errors import (
     describe_type,
     shows_users_frames,
 )
-from fuser.executor import needs_devices
 from fuser.fallback import Fallback
 from fuser.fx.dropouts import draw_dropout_mask, find_obstacle
 from fuser.fx.fused_module import FusedModule
@@ -29,6 +28,7 @@ from fuser.fx.fusion_node import FusionModule
 from fuser.fx.nodes import read_nodes
 from fuser.fx.trace import FusedFunction
 from fuser.graph import FusionGroup
+from fuser.in_parts import needs_devices
 from fuser.jit_function import JitFunction
 from fuser.kernel_spec import KernelSpec
 from fuser.ops import REDUCTIONS, bind_for, is_known

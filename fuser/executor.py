@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -23,18 +23,18 @@ from fuser.config import config
 from fuser.dtypes import range_error
 from fuser.errors import UnsupportedError
 from fuser.expanded import describe_values
-from fuser.fallback import Fallback, each_its_own
-from fuser.graph import FusionGroup, Section
+from fuser.fallback import Fallback
+from fuser.graph import FusionGroup
+from fuser.in_parts import cut_around_obstacle, run_around
 from fuser.kept_plans import KeptPlan, keep_plan, restore_plan
 from fuser.kernel_cache import Lru
 from fuser.kernel_spec import KernelSpec, infer_layouts
 from fuser.launcher import Launcher, Replayer, record_call, record_through
-from fuser.outputs import check_out, finish_out, unusual_kind
+from fuser.outputs import check_out, finish_out
 from fuser.plan import Buffer, Plan, Step
 from fuser.planner import make_plan
 from fuser.process import ignoring
 from fuser.resizing import find_resizer
-from fuser.sections import cut_around, cut_by_device
 from fuser.tensor_desc import (
     TensorDesc,
     describe,
@@ -52,12 +52,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "kept_plans",
-    "needs_devices",
     "plan_ahead",
     "read_scalars",
     "restore_plans",
-    "run_around",
-    "run_by_device",
     "run_fallback",
     "run_plain",
     "run_planned",
@@ -187,7 +184,7 @@ def plan_ahead(spec: KernelSpec, described: Sequence[TensorDesc]) -> None:
     plan = _find_plan(spec, tuple(described))
     if plan.obstacle >= 0:
         values = describe_values(spec.group, described)
-        for part, read, *_ in _cut_around(spec, plan.obstacle):
+        for part, read, *_ in cut_around_obstacle(spec, plan.obstacle):
             plan_ahead(part, [values[value] for value in read])
 
 
@@ -197,7 +194,7 @@ def kept_plans(spec: KernelSpec) -> list[KeptPlan]:
     for (inputs, out, generation, default_dtype), plan in _plans.get(spec.key, Lru[Plan]()).items():
         if not out and generation == config.generation and plan.until == math.inf:
             kept.append(KeptPlan(spec.text, inputs, default_dtype, keep_plan(plan)))
-            parts = _cut_around(spec, plan.obstacle) if plan.obstacle >= 0 else ()
+            parts = cut_around_obstacle(spec, plan.obstacle) if plan.obstacle >= 0 else ()
             kept += [item for part, *_ in parts for item in kept_plans(part)]
     return kept
 
@@ -227,97 +224,6 @@ def read_scalars(spec: KernelSpec, inputs: list[Any]) -> list[Any]:
     return [read_number(item) if known.is_scalar and isinstance(item, torch.Tensor) else item for known, item in pairs]
 
 
-def run_around(
-    spec: KernelSpec,
-    obstacle: int,
-    inputs: Sequence[Any],
-    run: Callable[[KernelSpec, list[Any]], Sequence[torch.Tensor]],
-) -> list[torch.Tensor]:
-    """Run a group in which one application has no kernel: cut around it, so that all others keep theirs.
-
-    Args:
-        spec: a registered group's spec.
-        obstacle: the application.
-        inputs: one tensor or number per input of the group.
-        run: makes a call of each of the groups that it is cut into.
-    """
-    return _run_parts(spec, _cut_around(spec, obstacle), inputs, run)
-
-
-def run_by_device(
-    spec: KernelSpec, inputs: Sequence[Any], run: Callable[[KernelSpec, list[Any]], Sequence[torch.Tensor]]
-) -> list[torch.Tensor] | None:
-    """Run a group in parts if its inputs are on several devices, and one device is not enough; else return None.
-
-    Args:
-        spec: a registered group's spec.
-        inputs: one tensor or number per input of the group.
-        run: makes a call of each of the groups that it is cut into.
-
-    Raises:
-        ShapeError, DimError: the inputs do not fit.
-    """
-    parts = _cut_by_device(spec, inputs)
-    return _run_parts(spec, parts, inputs, run) if parts else None
-
-
-def needs_devices(spec: KernelSpec, inputs: Sequence[Any]) -> bool:
-    """Whether a call runs in parts, see ``run_by_device``."""
-    return bool(_cut_by_device(spec, inputs))
-
-
-def _cut_by_device(spec: KernelSpec, inputs: Sequence[Any]) -> _Parts:
-    devices = tuple(item.device if isinstance(item, torch.Tensor) else None for item in inputs)
-    is_one = len(spec.group.applications) == 1 or len({*devices} - {None}) < 2
-    if is_one or any(isinstance(item, torch.Tensor) and unusual_kind(item) for item in inputs):
-        return ()
-    layouts = infer_layouts(spec.group, value_layouts([describe(item) for item in inputs]))
-    # What decides it beside devices is which values have no dimensions.
-    key = spec.key, devices, tuple(not item.shape for item in layouts)
-    if key not in _parts_by_device:
-        _parts_by_device[key] = _register_parts(spec, cut_by_device(spec.group, layouts, devices))
-    return _parts_by_device[key]
-
-
-def _run_parts(
-    spec: KernelSpec,
-    parts: _Parts,
-    inputs: Sequence[Any],
-    run: Callable[[KernelSpec, list[Any]], Sequence[torch.Tensor]],
-) -> list[torch.Tensor]:
-    values = dict(enumerate(inputs))
-    for part, read, made, ended in parts:
-        values |= zip(made, run(part, [values[value] for value in read]), strict=True)
-        for value in ended:
-            del values[value]
-    return each_its_own([values[value] for value in spec.group.outputs])
-
-
-def _cut_around(spec: KernelSpec, obstacle: int) -> _Parts:
-    # As ``sections.cut_around``, worked out once.
-    parts = _parts.get((spec.key, obstacle))
-    if parts is None:
-        made = _register_parts(spec, [*cut_around(spec.group, obstacle)])
-        parts = _parts.setdefault((spec.key, obstacle), made)
-    return parts
-
-
-def _register_parts(spec: KernelSpec, sections: Sequence[Section]) -> _Parts:
-    # At the last part that has a value it is let go, unless it is a result.
-    last = {value: slot for slot, item in enumerate(sections) for value in (*item.inputs, *item.outputs)}
-    ended: list[list[int]] = [[] for _ in sections]
-    for value in last.keys() - {*spec.group.outputs}:
-        ended[last[value]].append(value)
-    return tuple(
-        (register(item.group), item.inputs, item.outputs, tuple(own)) for item, own in zip(sections, ended, strict=True)
-    )
-
-
-# The groups that a group is cut into, with the values that each reads and makes, and those that
-# nobody reads after it.
-_Parts: TypeAlias = tuple[tuple[KernelSpec, tuple[int, ...], tuple[int, ...], tuple[int, ...]], ...]
-_parts: dict[tuple[int, int], _Parts] = {}
-_parts_by_device: dict[tuple[int, tuple[torch.device | None, ...], tuple[bool, ...]], _Parts] = {}
 _launchers: dict[int, Replayer] = {}
 
 

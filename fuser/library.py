@@ -14,8 +14,9 @@ import torch
 
 from fuser.compiler import registered
 from fuser.errors import ArgumentError, UnsupportedError
-from fuser.executor import record_planned, run_around, run_planned
+from fuser.executor import record_planned, run_planned
 from fuser.fallback import Fallback
+from fuser.in_parts import run_around
 from fuser.kernel_spec import KernelSpec, infer_layouts, infer_typing
 from fuser.launcher import Replayer
 from fuser.tensor_desc import common_device, describe, input_specs, value_layouts

@@ -30,7 +30,8 @@ from torch.autograd import forward_ad
 
 from fuser import library
 from fuser.errors import CompilerNotFoundError, GradientError, UnsupportedError
-from fuser.executor import record_planned, run_around, run_by_device, run_fallback, run_planned, under_autocast
+from fuser.executor import record_planned, run_fallback, run_planned, under_autocast
+from fuser.in_parts import run_around, run_by_device
 from fuser.kernel_spec import KernelSpec
 from fuser.launcher import Launcher
 from fuser.outputs import check_kinds, finish_out, unusual_kind

@@ -30,8 +30,8 @@ from fuser.autodiff import pull_back as _pull_back  # noqa: F401 - defines an op
 from fuser.compiler import registered
 from fuser.config import config
 from fuser.errors import DeviceError, ShapeError
-from fuser.executor import run_around
 from fuser.fallback import Fallback
+from fuser.in_parts import run_around
 from fuser.kernel_cache import Lru
 from fuser.kernel_spec import KernelSpec, infer_layouts
 from fuser.launcher import Replayer

@@ -14,8 +14,8 @@ from graph_checks import trace
 
 import fuser
 from fuser.compiler import register
-from fuser.executor import run_around
 from fuser.graph import GroupBuilder
+from fuser.in_parts import run_around
 from fuser.ops import OPS
 from fuser.sections import cut_around
 

@@ -12,10 +12,10 @@ from fuser.combining import Reduction
 from fuser.compiler import register
 from fuser.cxx.functor import Functor
 from fuser.dtypes import dtype_info
-from fuser.executor import run_around
 from fuser.fallback import Fallback
 from fuser.function import Function
 from fuser.graph import FusionGroup, GroupBuilder
+from fuser.in_parts import run_around
 from fuser.kernel_spec import InputSpec, KernelSpec, Typing, infer_typing
 from fuser.layout import Shape, broadcast_shapes
 from fuser.route import run

@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fuser.errors import ArgumentError, CompileError, UnsupportedError
-from fuser.executor import run_around
+from fuser.in_parts import run_around
 from fuser.kernel_spec import KernelSpec
 from fuser.library import run_fake
 from fuser.planner import find_texts
