@@ -128,6 +128,24 @@ def test_parts_are_written_in_place(function: Callable[..., Any]) -> None:
         assert not any(node.args[0].op == "placeholder" for node in nodes), "the whole is copied"
 
 
+def whole_from_a_number(cache: torch.Tensor) -> torch.Tensor:
+    return cache.copy_(2) * 2
+
+
+def part_from_a_number(cache: torch.Tensor) -> torch.Tensor:
+    cache[0].copy_(2.5)
+    return cache * 2
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("function", [whole_from_a_number, part_from_a_number])
+def test_a_number_is_copied(function: Callable[..., Any], requires_grad: bool) -> None:
+    start = torch.randn(2, 3, requires_grad=requires_grad)
+    own, other = start.clone(), start.clone()
+    assert torch.equal(torch.compile(function, backend="fuser")(own), function(other))
+    assert torch.equal(own, other)
+
+
 def test_a_part_that_moves() -> None:
     """Where it begins is a number of each call, which graphs have as a symbol from the second one on."""
 

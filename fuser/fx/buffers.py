@@ -74,10 +74,13 @@ def write_results_in_place(graph_module: fx.GraphModule) -> None:
     """Let kernels write what would be copied into arguments there, where nobody reads the old values any more."""
     graph = graph_module.graph
     for copy in graph.find_nodes(op="call_function", target=_ATEN.copy_.default):
-        # ``buffer.copy_(x)`` comes as a copy that is copied.
+        # ``buffer.copy_(x)`` comes as a copy that is copied; x may be a number, and is one in a part that is written.
         target, made = copy.args[:2]
-        if made.target is _ATEN.copy.default and made.args[0] is target and is_fresh(made.args[1]):
-            copy.args = (target, made.args[1])
+        if not isinstance(made, fx.Node) or made.target is not _ATEN.copy.default or made.args[0] is not target:
+            continue
+        source = made.args[1]
+        if not isinstance(source, fx.Node) or is_fresh(source):
+            copy.args = (target, source)
             if not made.users:
                 graph.erase_node(made)
     slots = {node: slot for slot, node in enumerate(graph.nodes)}
