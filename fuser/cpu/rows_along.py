@@ -8,6 +8,8 @@ sums are as exact as the tree's.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fuser.codegen import Operand, RowLoop
 from fuser.cpu.row_batch import QUARTER, UNIT, RowBatch, indent
 from fuser.row_parts import RowPart, RowPass
@@ -194,16 +196,12 @@ class AlongBatch(RowBatch):
         unit, lanes = self.size(step), self._lanes(step)
         span = unit * STACK
         identity = " ".join(f"all{item.name}[c] = {item.identity};" for item in step.accumulators)
-        call = self.combine(step, "all{0}[c]", "own{0}[c]", "all{0}[c]")
-        # In loops of one vector each.
-        loops = [f"for (int c = {begin}; c < {begin + lanes}; ++c) {call}" for begin in range(0, unit, lanes)]
-        join = [line for loop in loops for line in ("#pragma GCC ivdep", loop)]
         return [
             f"for (int64_t begin = 0; begin < total; begin += {span}) {{",
             f"  const int64_t until = total - begin < {span} ? total : begin + {span};",
             *(f"  alignas(64) {item.type} all{item.name}[{unit}];" for item in step.accumulators),
             f"  for (int c = 0; c < {unit}; ++c) {{ {identity} }}",
-            *indent(self._units_until("until", step, element, known, join, join)),
+            *indent(self._units_until("until", step, element, known)),
             f"  {self._quarter(level, step, 'all', 'begin')}",
             "}",
             f"used = (total + {span - 1}) / {span} * {lanes};",
@@ -215,8 +213,8 @@ class AlongBatch(RowBatch):
         step: RowPass,
         element: RowPart,
         known: dict[str, str],
-        join: list[str],
-        join_last: list[str],
+        join: Sequence[str] = (),
+        join_last: Sequence[str] = (),
     ) -> list[str]:
         # The walk over units up to an element. ``join``: what becomes of each; ``join_last``: of what is no whole one.
         unit = self.size(step)
@@ -253,27 +251,33 @@ class AlongBatch(RowBatch):
         *,
         is_end: bool = False,
     ) -> list[str]:
-        """Write what makes of a unit's elements what is combined, in ``own...``."""
+        """Write what makes of a unit's elements what is combined, in ``own...``, or combines it with a stack's."""
         # In loops of one vector of the narrowest type each: a compiler takes one size of vectors
         # for a loop, and what it stores in small ones is slow to load in larger ones.
-        unit = self.size(step)
+        unit, stacks = self.size(step), self._stacks(step)
         narrowest = min((item.info.dtype.itemsize for item in self.full(element)), default=VECTOR_BYTES)
         count = min(max(self._lanes(step), VECTOR_BYTES // narrowest), unit)
-        lines = [f"alignas(64) {item.type} own{item.name}[{unit}];" for item in step.accumulators]
+        lines = [f"alignas(64) {item.type} own{item.name}[{unit}];" for item in step.accumulators if not stacks]
+        made = " ".join(f"{item.type} e{item.name};" for item in step.accumulators)
         for begin in range(0, unit, count):
             slot = f"c + {begin}" if begin else "c"
             own = {item: f"own{item.name}[{slot}]" for item in step.accumulators}
-            to = {f"m{item.name}": f"e{item.name}" if is_end else own[item] for item in step.accumulators}
+            to = {f"m{item.name}": f"e{item.name}" if is_end or stacks else own[item] for item in step.accumulators}
             to |= {name: f"end_{name}[{slot}]" for name in self._brought_home(element) if is_end}
             call = self.call(element, f"{index}{slot}", f"first + done + {slot}", known | to, name, is_dense=is_end)
             loop = f"for (int c = 0; c < {count}; ++c)"
-            if not is_end:
+            if not (is_end or stacks):
                 lines += ["#pragma GCC ivdep", f"{loop} {call}"]
                 continue
-            made = " ".join(f"{item.type} e{item.name};" for item in own)
-            kept = " ".join(f"{to} = {slot} < end ? e{item.name} : {item.identity};" for item, to in own.items())
-            lines += [f"if (end > {begin}) {{", "#pragma GCC ivdep", f"  {loop} {{ {made} {call} {kept} }}", "} else {"]
-            lines += [f"  {loop} {{ {' '.join(f'{to} = {item.identity};' for item, to in own.items())} }}", "}"]
+            lasts = [f"e{item.name} = {slot} < end ? e{item.name} : {item.identity};" for item in own if is_end]
+            joins = [f"{to} = e{item.name};" for item, to in own.items()]
+            if stacks:
+                joins = [self.combine(step, f"all{{0}}[{slot}]", "e{0}", f"all{{0}}[{slot}]")]
+            each = ["#pragma GCC ivdep", f"{loop} {{ {' '.join([made, call, *lasts, *joins])} }}"]
+            lines += [f"if (end > {begin}) {{", *indent(each), "}"] if is_end else each
+            if is_end and not stacks:
+                lines[-1] = "} else {"
+                lines += [f"  {loop} {{ {' '.join(f'{to} = {item.identity};' for item, to in own.items())} }}", "}"]
         return lines
 
     def end(self, step: RowPass, element: RowPart, known: dict[str, str]) -> list[str]:
