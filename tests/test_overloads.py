@@ -40,6 +40,7 @@ def pointwise() -> Iterator[torch._ops.OpOverload]:
 
 def test_all_pointwise_overloads_are_bound_or_have_a_reason() -> None:
     found = {str(overload).removeprefix("aten."): overload in _functions() for overload in pointwise()}
-    assert len(found) > 240
+    # So many in torch 2.11, 241 in 2.13.
+    assert len(found) >= 239
     reasons = {name for name in found for pattern in REASONS if re.fullmatch(pattern, name)}
     assert {name for name, is_bound in found.items() if not is_bound} == reasons
