@@ -17,18 +17,15 @@ from fuser.tensor_desc import describe, value_layouts
 
 __all__ = ["Parts", "cut_around_obstacle", "needs_devices", "run_around", "run_by_device"]
 
-# The groups that a group is cut into, with the values that each reads and makes, and those that nobody reads after it.
+# What makes a call of one of the groups that a group is cut into.
+RunPart: TypeAlias = Callable[[KernelSpec, list[Any]], Sequence[torch.Tensor]]
+# Those groups, with the values that each reads and makes, and those that nobody reads after it.
 Parts: TypeAlias = tuple[tuple[KernelSpec, tuple[int, ...], tuple[int, ...], tuple[int, ...]], ...]
 _parts: dict[tuple[int, int], Parts] = {}
 _parts_by_device: dict[tuple[int, tuple[torch.device | None, ...], tuple[bool, ...]], Parts] = {}
 
 
-def run_around(
-    spec: KernelSpec,
-    obstacle: int,
-    inputs: Sequence[Any],
-    run: Callable[[KernelSpec, list[Any]], Sequence[torch.Tensor]],
-) -> list[torch.Tensor]:
+def run_around(spec: KernelSpec, obstacle: int, inputs: Sequence[Any], run: RunPart) -> list[torch.Tensor]:
     """Run a group in which one application has no kernel: cut around it, so that all others keep theirs.
 
     Args:
@@ -40,9 +37,7 @@ def run_around(
     return _run_parts(spec, cut_around_obstacle(spec, obstacle), inputs, run)
 
 
-def run_by_device(
-    spec: KernelSpec, inputs: Sequence[Any], run: Callable[[KernelSpec, list[Any]], Sequence[torch.Tensor]]
-) -> list[torch.Tensor] | None:
+def run_by_device(spec: KernelSpec, inputs: Sequence[Any], run: RunPart) -> list[torch.Tensor] | None:
     """Run a group in parts if its inputs are on several devices, and one device is not enough; else return None.
 
     Args:
@@ -75,12 +70,7 @@ def _cut_by_device(spec: KernelSpec, inputs: Sequence[Any]) -> Parts:
     return _parts_by_device[key]
 
 
-def _run_parts(
-    spec: KernelSpec,
-    parts: Parts,
-    inputs: Sequence[Any],
-    run: Callable[[KernelSpec, list[Any]], Sequence[torch.Tensor]],
-) -> list[torch.Tensor]:
+def _run_parts(spec: KernelSpec, parts: Parts, inputs: Sequence[Any], run: RunPart) -> list[torch.Tensor]:
     values = dict(enumerate(inputs))
     for part, read, made, ended in parts:
         values |= zip(made, run(part, [values[value] for value in read]), strict=True)

@@ -288,9 +288,9 @@ def _hand_written(function: Function, wanted: tuple[int, ...], outputs: tuple[in
 
 
 def _derive_tangents(application: Application, index: int, typing: Typing, given: tuple[int, ...]) -> Derived:
-    function = application.function
     from fuser.autodiff.derivative import forward_functor  # noqa: PLC0415
 
+    function = application.function
     compute, types = _compute_dtype(typing, index), _argument_types(application, index, typing)
     if function.backward is not None:
         return _transposed(function, compute, types, given)

@@ -31,10 +31,12 @@ class AlongBatch(RowBatch):
     def __init__(self, loop: RowLoop) -> None:
         super().__init__(loop)
         # Memory of its own would be one more thing that a long row takes of the first cache.
-        for name in loop.kept if loop.rows.is_long else ():
-            home = next((item for item in self._results() if loop.types[name] == item.info.storage), None)
-            if home is not None and home not in self.homes.values():
+        results = self._results() if loop.rows.is_long else []
+        for name in loop.kept:
+            home = next((item for item in results if loop.types[name] == item.info.storage), None)
+            if home is not None:
                 self.homes[name] = home
+                results.remove(home)
 
     def _results(self) -> list[Operand]:
         # What the last pass alone writes, of every element, densely along a row.
@@ -274,10 +276,12 @@ class AlongBatch(RowBatch):
             if stacks:
                 joins = [self.combine(step, f"all{{0}}[{slot}]", "e{0}", f"all{{0}}[{slot}]")]
             each = ["#pragma GCC ivdep", f"{loop} {{ {' '.join([made, call, *lasts, *joins])} }}"]
-            lines += [f"if (end > {begin}) {{", *indent(each), "}"] if is_end else each
-            if is_end and not stacks:
-                lines[-1] = "} else {"
-                lines += [f"  {loop} {{ {' '.join(f'{to} = {item.identity};' for item, to in own.items())} }}", "}"]
+            if not is_end:
+                lines += each
+                continue
+            nothing = " ".join(f"{to} = {item.identity};" for item, to in own.items())
+            otherwise = [] if stacks else ["} else {", f"  {loop} {{ {nothing} }}"]
+            lines += [f"if (end > {begin}) {{", *indent(each), *otherwise, "}"]
         return lines
 
     def end(self, step: RowPass, element: RowPart, known: dict[str, str]) -> list[str]:

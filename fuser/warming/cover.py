@@ -10,7 +10,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -28,6 +28,8 @@ __all__ = ["Bounds", "LayoutClass", "SizedCall", "compile_all", "evaluate", "fin
 
 # Of each symbol (of sympy's), the sizes that it may have.
 Bounds = Mapping[Any, tuple[int, int]]
+# A group, its inputs, and what is written to, if that is given.
+Call: TypeAlias = tuple[KernelSpec, tuple[TensorDesc, ...], tuple[TensorDesc, ...]]
 
 
 class SizedCall(NamedTuple):
@@ -119,7 +121,7 @@ def find_alike(
         return (points == torch.tensor(list(sizes.values()))).all(1)
 
 
-def compile_all(calls: Sequence[tuple[KernelSpec, tuple[TensorDesc, ...], tuple[TensorDesc, ...]]]) -> None:
+def compile_all(calls: Sequence[Call]) -> None:
     """Compile what calls need, as many at a time as there are cores.
 
     Raises:
@@ -129,7 +131,7 @@ def compile_all(calls: Sequence[tuple[KernelSpec, tuple[TensorDesc, ...], tuple[
         return
     with Progress("warm-up", len(calls)) as bar:
 
-        def prepare(call: tuple[KernelSpec, tuple[TensorDesc, ...], tuple[TensorDesc, ...]]) -> None:
+        def prepare(call: Call) -> None:
             plan = make_plan(*call)
             if plan.fallback_reason and not plan.is_expected and plan.obstacle < 0:
                 counters.count_fallback(plan.fallback_reason)
