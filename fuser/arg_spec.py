@@ -35,7 +35,7 @@ from fuser.row_space import RowShape, build_row_space, find_row_shape, lies_acro
 from fuser.scan_access import plan_scan_walk
 from fuser.tensor_desc import TensorDesc, value_layouts
 
-__all__ = ["DescribedValue", "build_arg_spec", "rounds_between", "starts_abreast"]
+__all__ = ["DescribedValue", "build_arg_spec", "rounds_between", "row_limits", "starts_abreast"]
 
 # Half a vector.
 CPU_FEW_COLUMNS_BYTES = 32
@@ -233,15 +233,15 @@ def _walk_rows(
         if rows.scans:
             return plan_scan_walk(space, spec, [rows.is_row[value] for value in values], sizes, aligned), spec
         if order is None:
-            walk = plan_row_walk(group, space, spec, values, sizes, aligned, _row_limits(operands[0].device))
+            walk = plan_row_walk(group, space, spec, values, sizes, aligned, row_limits(operands[0].device))
         else:
-            limits = _row_limits(operands[0].device)
+            limits = row_limits(operands[0].device)
             walk = plan_ordered_walk(group, space, spec, values, sizes, aligned, limits.clusters)
         if any(item.dtype is torch.bfloat16 for item in operands) and _looks_up(group, inputs, spec):
             # Those of which each row has its own.
             first, last, own = len(group.outputs), len(operands), walk.space.strides
             each = sum(not rows.is_row[values[slot]] and any(own[slot][spec.reduced :]) for slot in range(first, last))
-            walk = look_up_in(walk, spec, each, _row_limits(operands[0].device).processors)
+            walk = look_up_in(walk, spec, each, row_limits(operands[0].device).processors)
         return walk, spec._replace(keeps=walk.tuning.is_resident)
     # Rows of a few elements are better computed side by side, too.
     is_short = space.sizes[0] < CPU_SHORT_ROW <= space.sizes[space.reduced]
@@ -268,11 +268,12 @@ def _looks_up(group: FusionGroup, inputs: Sequence[DescribedValue], rows: RowSpe
 
 def starts_abreast(device: torch.device) -> bool:
     """Return whether a launch may begin before the one before it has ended: on GPUs that have clusters."""
-    return device.type == "cuda" and _row_limits(device).clusters > 1
+    return device.type == "cuda" and row_limits(device).clusters > 1
 
 
 @cache
-def _row_limits(device: torch.device | None) -> RowLimits:
+def row_limits(device: torch.device | None) -> RowLimits:
+    """Return what a device has for kernels with reductions; without one, an H100."""
     # A block gets so much shared memory if it asks; part of it kernels need for combining.
     if device is None or not torch.cuda.is_available():
         return RowLimits(SHARED_BYTES - SHARED_FOR_PARTS, MAX_CLUSTER, PROCESSORS)

@@ -195,7 +195,9 @@ def _along(
     if schedule.vector == schedule.accumulators == schedule.blocks == 1 and (schedule.x == WARP or team < WARP):
         # Of threads that take one element each, one does what neighbours do.
         vector, most = _neighbours(space, rows, max(itemsizes), schedule), min(most, MOST_ELEMENTS)
-        team, multiple = team // vector, 0 if length % vector or vector == 1 or schedule.pitch else vector
+        team, multiple = team // vector, 0 if length % vector or vector == 1 else vector
+        if schedule.pitch:
+            multiple = vector
     steps = -(-length // (vector * team * schedule.blocks))
     may_split = schedule.accumulators == vector and team == WARP and not streams
     if streams:
@@ -228,7 +230,13 @@ def _along(
     in_flight = IN_FLIGHT_BYTES * (2 if vector * max(itemsizes) <= WORD else 1)
     while unroll < most and 2 * unroll * vector * bytes_per_element <= in_flight:
         unroll *= 2
-    while unroll > 2 * MAX_UNROLL and multiple and rows.reduced > 1 and space.sizes[0] % (unroll * team * vector):
+    while (
+        unroll > 2 * MAX_UNROLL
+        and multiple
+        and not schedule.pitch
+        and rows.reduced > 1
+        and space.sizes[0] % (unroll * team * vector)
+    ):
         # As many as lie along one dimension.
         unroll //= 2
     # Elements go to a thread's accumulators in turn.
@@ -350,8 +358,7 @@ def _neighbours(space: IterationSpace, rows: RowSpec, itemsize: int, schedule: S
     if length * vector > MOST_ELEMENTS * team:
         # Too long to be kept.
         vector = widest
-    splits = rows.reduced > 1 and not schedule.pitch
-    while vector > 1 and (count * team < ENOUGH_THREADS * vector or (splits and space.sizes[0] % vector)):
+    while vector > 1 and (count * team < ENOUGH_THREADS * vector or (rows.reduced > 1 and space.sizes[0] % vector)):
         vector //= 2
     return vector
 

@@ -16,7 +16,7 @@ from fuser.kernel_spec import RowSpec
 from fuser.layout import IterationSpace
 from fuser.row_space import count_accumulators, reduction_levels
 
-__all__ = ["RowLimits", "column_pieces", "persistent_blocks", "plan_row_walk"]
+__all__ = ["RowLimits", "column_pieces", "most_kept", "persistent_blocks", "plan_row_walk"]
 
 WARP = 32
 MAX_BLOCK = 1024
@@ -25,6 +25,8 @@ KEPT_BYTES = 128
 MAX_UNROLL = 8
 # And of a row that blocks share, where a processor is full of threads; threads of a block at least. Measured on H200.
 SHARED_BYTES, SHARED_TEAM = 64, 512
+# Batches of a row that a block of a cluster may have: the fewer, the more blocks fill each other's pauses.
+SHARED_BATCHES = (1, 2, 4)
 # Elements of a row that a thread computes with, pass by pass.
 KEPT_ELEMENTS = 64
 # More of them than this are many.
@@ -160,6 +162,23 @@ def plan_row_walk(
     return Walk(space, vector, accesses, tuning)
 
 
+def most_kept(vector: int, itemsize: int, clusters: int) -> int:
+    """Return how many elements of a row registers hold from pass to pass, of one operand.
+
+    Args:
+        vector: elements that lie side by side.
+        itemsize: bytes of each.
+        clusters: how many blocks may share a row.
+    """
+    return clusters * min(MAX_BLOCK * _most_unroll(vector, itemsize) * vector, SHARED_BATCHES[-1] * BATCH)
+
+
+def _most_unroll(vector: int, bytes_per_element: int) -> int:
+    # Vectors of a thread: what there is per element between passes takes registers, too.
+    most = _below(KEPT_BYTES // max(vector * bytes_per_element, 1))
+    return min(most, max(KEPT_ELEMENTS // vector, 1), MAX_UNROLL)
+
+
 def _above(size: int) -> int:
     # The smallest power of two that is no less.
     return 1 << max(size - 1, 0).bit_length()
@@ -209,10 +228,9 @@ def _along(
         unroll = min(max(_below(SHARED_BYTES // max(vector * bytes_per_element, 1)), 1), MAX_UNROLL)
         team = min(max(BATCH // (vector * unroll), SHARED_TEAM), MAX_BLOCK)
         return Tuning(block=team, unroll=BATCH // (vector * team), team=team, piece=BATCH)
-    most = _below(KEPT_BYTES // max(vector * bytes_per_element, 1))
-    # What there is per element between passes takes registers, too; a single pass wants many threads.
+    # A single pass wants many threads.
     is_light = may_share and accumulators == 1
-    most = min(most, 4 if is_light else max(KEPT_ELEMENTS // vector, 1), MAX_UNROLL)
+    most = min(_most_unroll(vector, bytes_per_element), 4 if is_light else MAX_UNROLL)
     steps = -(-length // vector)
     if steps <= WARP * most:
         # What there is to do for a row is shared by few threads, if it is not one vector of each.
@@ -241,7 +259,7 @@ def _along(
         # Other blocks have to fill a block's pauses: those of clusters are shorter. They have whole batches each, the
         # fewer the better, but several warps; few threads of a light block have nothing to do.
         is_long = unroll * vector > LONG_SHARE and limits.clusters > 1
-        for batches in (1, 2):
+        for batches in SHARED_BATCHES:
             share = batches * BATCH // (most * vector)
             blocks = -(-length // (batches * BATCH))
             is_full = is_long or team > MAX_BLOCK or 5 * length >= 4 * blocks * batches * BATCH

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import torch
 
 from fuser import torch_ops as ops
-from fuser.arg_spec import DescribedValue
+from fuser.arg_spec import DescribedValue, row_limits
 from fuser.cpu.aten_orders import moments_order, sum_order
 from fuser.cuda.aten_orders import GpuSize, Layout, coalesce, find_schedule, scan_chunk
 from fuser.errors import UnsupportedError
@@ -23,6 +23,7 @@ from fuser.graph import FusionGroup, Section
 from fuser.kernel_spec import CPU_SHORT_ROW
 from fuser.layout import is_contiguous
 from fuser.orders import ANY_ORDER, FAST_ORDERS, KEPT_ORDERS, RowOrder, Schedule
+from fuser.row_access import most_kept
 from fuser.tensor_desc import TensorDesc
 
 __all__ = ["Orders", "find_orders", "gpu_size", "keeps_columns", "order_of_section", "torchs_order"]
@@ -94,6 +95,9 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
                 own.strides != desc.strides for own in given if own.shape == desc.shape
             ):
                 # ATen has another kernel for tensors of different layouts.
+                order = None
+            is_free = order is not None and reduction.order == "batch_norm_planes" and not group.is_strict
+            if is_free and _suits_tree(desc, dims, device):
                 order = None
             if order is None and not group.is_strict:
                 continue
@@ -219,6 +223,16 @@ def _suits_torch(group: FusionGroup, op: str | None, desc: TensorDesc, dims: tup
     if op in {"amax", "amin"}:
         return size >= WIDE_BYTES and width >= MANY_COLUMNS_BYTES
     return op in {"sum", "mean"} and not group.is_strict and width <= FEW_COLUMNS_BYTES
+
+
+def _suits_tree(desc: TensorDesc, dims: tuple[int, ...], device: torch.device) -> bool:
+    # Whether ATen's order, whose threads add one element after another in one walk, takes longer than several walks:
+    # where registers keep a row between these, and where there are fewer rows than processors.
+    assert desc.dtype is not None, "numbers are not reduced"
+    layout, size = coalesce(desc.shape, desc.strides, dims), desc.dtype.itemsize
+    plane, limits = layout.reduced[0][0], row_limits(device)
+    vector = min(VECTOR_BYTES // size, plane & -plane)
+    return layout.length <= most_kept(vector, size, limits.clusters) or layout.rows < limits.processors
 
 
 def _is_scanned(desc: TensorDesc, dims: tuple[int, ...], device: torch.device) -> bool:

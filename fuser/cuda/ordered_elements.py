@@ -116,7 +116,7 @@ class OrderedElements(AlongText):
 
     def _is_scattered(self, site: Site) -> bool:
         # Whether a vector may go on along another dimension.
-        may_go_on = len(self.reduced) > 1 and not (self.tuning.multiple or self.order.schedule.pitch)
+        may_go_on = len(self.reduced) > 1 and not self.tuning.multiple
         return may_go_on and site.vector == "V" and self.loop.vector > 1
 
     def size(self, dim: int) -> str:
@@ -153,12 +153,11 @@ class OrderedElements(AlongText):
     def _find(self, site: Site) -> list[str]:
         if self.order.schedule.pitch:
             size = self._plane()
-            there = f"{size} - i0 < V ? static_cast<int>({size} - i0) : V"
             return [
                 f"const fuser_index n = {site.first};",
                 "fuser_index rest = n;",
                 *self.split("rest", self.reduced),
-                f"const int left = n < length && i0 < {size} ? {there} : 0;",
+                f"const int left = n < length && i0 < {size} ? V : 0;",
             ]
         if self._is_full or self._has_whole_chunks or not site.is_there:
             return [f"const fuser_index n = {site.first};", "constexpr int left = V;"]
@@ -219,10 +218,13 @@ class OrderedElements(AlongText):
         place = self._place_of(item, site)
         if item.inner == 2:
             return f"fuser_gather<{vector}>({place}, {self.stride(item, 0)}, left)"
+        if self.order.schedule.pitch and item.inner and not item.is_counter:
+            # What is missing is read elsewhere: vectors are on their way side by side, without a branch for each.
+            return f"fuser_load<V, {item.access.width}>(left > 0 ? {place} : row.{item.name}, V)"
         return f"fuser_load<{vector}, {item.access.width if vector == 'V' else 1}>({place}, left)"
 
     def _is_paired(self, item: Operand) -> bool:
-        is_whole = self.loop.vector > 1 and not (self._is_ragged or self.order.schedule.pitch)
+        is_whole = self.loop.vector > 1 and not self._is_ragged
         return is_whole and item.inner == 1 and item.info.dtype in (torch.bfloat16, torch.float16)
 
     def _compute_at(self, step: RowPass, element: RowPart, site: Site) -> list[str]:
