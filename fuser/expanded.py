@@ -19,7 +19,7 @@ from fuser.expansion import Expansion
 from fuser.function import Function, View
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import InputSpec, KernelSpec, ValueLayout, infer_layouts, infer_typing
-from fuser.row_orders import Orders, find_orders, gpu_size
+from fuser.row_orders import HALF_VECTOR_BYTES, Orders, find_orders, gpu_size
 from fuser.tensor_desc import TensorDesc, common_device, input_specs, value_layouts
 
 __all__ = ["Expanded", "describe_values", "expand_call", "expand_in_order", "settle_orders"]
@@ -83,7 +83,7 @@ def expand_in_order(
     expanded, orders = settle_orders(expand_call(spec, inputs, device, layouts), device)
     for index, item in enumerate(expanded.group.applications):
         order = item.function.reduction.order if item.function.reduction else ""
-        if order.startswith(("batch_norm", "group_norm")) and index not in orders:
+        if order and (order.startswith(("batch_norm", "group_norm")) or "softmax" in order) and index not in orders:
             return settle_orders(expand_call(spec, inputs, device, layouts, in_order=False), device)
     return expanded, orders
 
@@ -192,7 +192,10 @@ def _is_long_loss(group: FusionGroup, index: int, given: Sequence[TensorDesc]) -
     if function.op != "_log_softmax" or function.form not in ((1,), (-1,)) or len(given[0].shape) != 2:
         return False
     rows, classes = given[0].shape
-    if rows < MANY_ROWS or classes <= BATCH or not dtype_info(given[0].dtype or torch.float32).is_narrow:
+    dtype = given[0].dtype or torch.float32
+    if rows < MANY_ROWS or classes <= BATCH or not dtype_info(dtype).is_narrow:
+        return False
+    if classes * dtype.itemsize % HALF_VECTOR_BYTES:
         return False
     made = group.value_offsets()[index]
     readers = {reader.function.op for reader in group.applications if made in reader.tensors}

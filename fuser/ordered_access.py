@@ -48,9 +48,9 @@ FEW_VECTORS, FEW_BYTES, LANES = 12, 384, 8
 # bytes that no access should be below.
 ENOUGH_THREADS, PROCESSORS, MOST_ELEMENTS, WORD = 1 << 16, 128, 32, 4
 # Of columns whose elements torch's threads take in runs: bytes of a row that a block reads, threads in all up to which
-# each has more in flight, and how many at most; blocks that a GPU wants, and elements for which it is worth to clear
-# what they share.
-SEGMENT, FEW_THREADS, MOST_ROWS, ENOUGH_BLOCKS, MANY_ELEMENTS = 128, 1 << 14, 32, 256, 1 << 21
+# each has more in flight, and how many at most; blocks that a GPU wants, and elements, or elements of a
+# column, for which it is worth to clear what they share.
+SEGMENT, FEW_THREADS, MOST_ROWS, ENOUGH_BLOCKS, MANY_ELEMENTS, LONG_COLUMN = 128, 1 << 14, 32, 256, 1 << 21, 2048
 
 
 def plan_ordered_walk(
@@ -384,6 +384,9 @@ def _across(
         vector //= 2
     if any(operand[rows.inner] > 1 for operand in space.strides):
         vector = min(vector, GATHER_VECTOR)
+    while vector > 1 and not is_one_pass and prod(space.sizes[rows.reduced :]) * threads < ENOUGH_THREADS * vector:
+        # Few threads that go through their rows several times.
+        vector //= 2
     if order.schedule.vector > 1:
         # Few threads: more elements of each are in flight, and they spread over many blocks.
         unroll = order.schedule.vector
@@ -392,10 +395,15 @@ def _across(
         team = min(SEGMENT // (vector * itemsize), WARP) if threads > 1 else WARP
         team = min(team, 1 << max(-(-width // vector) - 1, 0).bit_length())
         blocks, piece = -(-width // (team * vector)), 1
-        is_large = is_one_pass and prod(space.sizes[: rows.reduced]) * width >= MANY_ELEMENTS
+        length = prod(space.sizes[: rows.reduced])
+        is_large = is_one_pass and (length * width >= MANY_ELEMENTS or length >= LONG_COLUMN)
         while is_large and blocks * piece < ENOUGH_BLOCKS and team * threads > WARP * piece and piece < threads:
             piece *= 2
-        return vector, Tuning(block=team * threads // piece, unroll=unroll, team=team, piece=piece if piece > 1 else 0)
+        block = team * threads // piece
+        while block * unroll * vector * itemsize > BLOCK_BYTES // 2 and unroll > order.schedule.vector:
+            # Large blocks have few registers for each thread.
+            unroll //= 2
+        return vector, Tuning(block=block, unroll=unroll, team=team, piece=piece if piece > 1 else 0)
     team = min(max(BLOCK // threads, 32), 1 << max(-(-width // vector) - 1, 0).bit_length())
     while team * threads * vector * accumulators * ACCUMULATOR_BYTES > SHARED_BYTES and team > 1:
         team //= 2
@@ -403,7 +411,8 @@ def _across(
     is_light = vector <= GATHER_VECTOR and MAX_UNROLL * vector * sum(itemsizes) <= IN_FLIGHT_BYTES
     # What is written takes registers that more elements in flight would; so do moments, but where many blocks add up.
     is_simple = not writes and (accumulators < MOMENTS or order.schedule.blocks > 1)
-    unroll = MAX_UNROLL if is_light and is_simple else least
+    is_narrow = not is_one_pass and MAX_UNROLL * vector * sum(itemsizes) <= WORD * MAX_UNROLL
+    unroll = MAX_UNROLL if is_light and (is_simple or is_narrow) else least
     return vector, Tuning(block=team * threads, unroll=unroll, team=team, piece=int(order.schedule.blocks > 1))
 
 

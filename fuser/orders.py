@@ -13,16 +13,23 @@ __all__ = ["ANY_ORDER", "COLUMN_ORDERS", "FAST_ORDERS", "KEPT_ORDERS", "RowOrder
 # Names (Reduction.order) of where the order does not count: of "pick", which takes one element of a row, nor of "any";
 # or is free: of "powers", the sum of e to the power of what each element is less than the largest, in fast numerics.
 ANY_ORDER = frozenset(("any", "pick", "powers"))
-# Those that fast numerics have, too: of what takes fewer walks then.
-FAST_ORDERS = frozenset(("batch_norm", "batch_norm_planes", "batch_norm_sums", "group_norm_sums", "group_norm_batch"))
+# Those that fast numerics may have, too: of what takes fewer walks then, or rows that begin anywhere.
+_SOFTMAX_ORDERS = (
+    "softmax",
+    "log_softmax",
+    "softmax_backward",
+    "log_softmax_backward",
+    "softmax_cast",
+    "log_softmax_cast",
+)
+_NORM_ORDERS = ("batch_norm", "batch_norm_planes", "batch_norm_sums", "group_norm_sums", "group_norm_batch")
+FAST_ORDERS = frozenset((*_NORM_ORDERS, *_SOFTMAX_ORDERS))
 # By type of device, the orders that kernels keep, for some shapes at least.
 KEPT_ORDERS: dict[str, frozenset[str]] = {
     "cuda": frozenset(
         (
             *ANY_ORDER, "sum", "norm", "welford", "layer_norm", "rms_norm", "layer_norm_dx", "rms_norm_dx",
-            *FAST_ORDERS, "gamma_beta", "batch_norm_plane_sums", "group_norm",
-            "softmax", "log_softmax", "softmax_backward", "log_softmax_backward", "softmax_cast",
-            "log_softmax_cast", "nll_loss", "scan",
+            *FAST_ORDERS, "gamma_beta", "batch_norm_plane_sums", "group_norm", "nll_loss", "scan",
         )
     ),
     "cpu": frozenset(("sum", "scan", "welford")),

@@ -33,6 +33,7 @@ KEPT_ELEMENTS = 64
 LONG_SHARE = 32
 # Rows of so many elements are short, of which a thread has few bytes.
 SHORT_ROW, SHORT_BYTES = 256, 64
+EVEN_ROW, ODD_ROW, ODD_UNROLL = 8192, 1024, 32
 # Fewer blocks leave some of a large GPU's processors idle: they share rows then. Of those that have rows side by side
 # this many run at a time.
 ENOUGH_BLOCKS = 512
@@ -58,6 +59,8 @@ POWERS_BLOCK, POWERS_UNROLL = 256, 8
 ROWS_OF_TEAM = 4
 # Elements of rows that lie side by side for which a block is enough.
 FEW_TO_ADD = 2048
+# And for which a thread is.
+FEW_TO_SHARE = 32
 # Rows of a block that takes one element of each.
 PICKERS = 128
 # Accumulators that wait in shared memory for the other threads of a block; a few bytes each.
@@ -122,9 +125,9 @@ def plan_row_walk(
     else:
         # A short row of whole vectors is worth shorter ones.
         length, half = prod(space.sizes[: rows.reduced]), vector // 2
-        if length <= SHORT_ROW and length % vector and half and length % half == 0 and half * max(wide) >= 8:
+        if length <= EVEN_ROW and length % vector and half and length % half == 0 and half * max(wide) >= 8:
             vector = half
-        if length <= SHORT_ROW and length % 2 and not (pieces or may_share):
+        if length <= ODD_ROW and length % 2 and not (pieces or may_share):
             # To put vectors together takes longer than to read what few threads share.
             vector = 1
         # A vector's elements lie beside each other.
@@ -176,7 +179,7 @@ def most_kept(vector: int, itemsize: int, clusters: int) -> int:
 def _most_unroll(vector: int, bytes_per_element: int) -> int:
     # Vectors of a thread: what there is per element between passes takes registers, too.
     most = _below(KEPT_BYTES // max(vector * bytes_per_element, 1))
-    return min(most, max(KEPT_ELEMENTS // vector, 1), MAX_UNROLL)
+    return min(most, max(KEPT_ELEMENTS // vector, 1), ODD_UNROLL if vector == 1 else MAX_UNROLL)
 
 
 def _above(size: int) -> int:
@@ -230,7 +233,8 @@ def _along(
         return Tuning(block=team, unroll=BATCH // (vector * team), team=team, piece=BATCH)
     # A single pass wants many threads.
     is_light = may_share and accumulators == 1
-    most = min(_most_unroll(vector, bytes_per_element), 4 if is_light else MAX_UNROLL)
+    most = _most_unroll(vector, bytes_per_element)
+    most = min(most, 4) if is_light else most
     steps = -(-length // vector)
     if steps <= WARP * most:
         # What there is to do for a row is shared by few threads, if it is not one vector of each.
@@ -332,23 +336,31 @@ def _team(steps: int, unroll: int) -> int:
 def _across(
     space: IterationSpace, rows: RowSpec, vector: int, accumulators: int, bytes_per_element: int, *, may_share: bool
 ) -> tuple[int, Tuning]:
-    # Each of a thread's rows has parts that wait for others.
+    length, width = prod(space.sizes[: rows.reduced]), space.sizes[rows.reduced]
+    # Each of a thread's rows has parts that wait for others. All threads have whole vectors: to ask what each has keeps
+    # those behind waiting.
     vector = min(vector, GATHER_VECTOR)
-    while vector > 1 and vector * accumulators > 2 * GATHER_VECTOR:
+    while vector > 1 and (vector * accumulators > 2 * GATHER_VECTOR or width % vector):
         vector //= 2
     block = 256
     while block > WARP and block * vector * accumulators > MAX_WAITING:
         block //= 2
     unroll = min(max(_below(IN_FLIGHT_BYTES // max(vector * bytes_per_element, 1)), 4), 16)
-    length, width = prod(space.sizes[: rows.reduced]), space.sizes[rows.reduced]
-    team = min(WARP, _above(-(-width // vector)))
-    # As many threads of a batch as have several elements each.
-    block = min(block, team * max(_above(min(length, BATCH)) // 8, 1))
+    if length <= FEW_TO_SHARE:
+        # A thread has a row's elements alone.
+        team = block = min(block, _above(-(-width // vector)))
+    else:
+        team = min(WARP, _above(-(-width // vector)))
+        # As many threads of a batch as have several elements each.
+        block = min(block, team * max(_above(min(length, BATCH)) // 8, 1))
     outer = prod(space.sizes[rows.reduced + 1 :])
     # Narrower vectors, and more threads for each row, where there is little for each.
-    while length <= FEW_TO_ADD and vector > 1 and -(-width // (team * vector)) * outer < ENOUGH_BLOCKS // 4:
-        vector //= 2
-        block = min(2 * block, MAX_BLOCK // 2)
+    most = MAX_BLOCK // 2 if length > FEW_TO_SHARE else block
+    while length <= FEW_TO_ADD and (vector > 1 or block < most):
+        if -(-width // (team * vector)) * outer >= ENOUGH_BLOCKS // 4:
+            break
+        vector = max(vector // 2, 1)
+        block = min(2 * block, most)
     tiles = -(-width // (team * vector)) * outer
     may_share = may_share and length > FEW_TO_ADD
     piece = 0
@@ -356,4 +368,6 @@ def _across(
         piece = BATCH
         while piece > SHORTEST_PIECE and tiles * -(-length // piece) < ENOUGH_TILES:
             piece //= 2
-    return vector, Tuning(block=block, unroll=unroll, team=team, piece=piece, multiple=0 if width % vector else vector)
+    # What a thread has of a batch.
+    unroll = min(unroll, max(_above(-(-min(piece or BATCH, length) // (block // team))), 4))
+    return vector, Tuning(block=block, unroll=unroll, team=team, piece=piece, multiple=vector)

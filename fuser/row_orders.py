@@ -26,12 +26,22 @@ from fuser.orders import ANY_ORDER, FAST_ORDERS, KEPT_ORDERS, RowOrder, Schedule
 from fuser.row_access import most_kept
 from fuser.tensor_desc import TensorDesc
 
-__all__ = ["Orders", "find_orders", "gpu_size", "keeps_columns", "order_of_section", "torchs_order"]
+__all__ = [
+    "HALF_VECTOR_BYTES",
+    "Orders",
+    "find_orders",
+    "gpu_size",
+    "keeps_columns",
+    "order_of_section",
+    "torchs_order",
+]
 
 # For each reduction of a group whose bits depend on it: torch's order, or None for the canonical one.
 Orders: TypeAlias = Mapping[int, RowOrder | None]
 # A bound on alignment that every address of torch's allocator has.
 VECTOR_BYTES = 16
+# Of those that begin at a multiple of this fast numerics make vectors.
+HALF_VECTOR_BYTES = 8
 # Of columns on the CPU: those that fit in one vector, and those of which there are many, both long; wide elements.
 FEW_COLUMNS_BYTES, MANY_COLUMNS_BYTES, MANY_ELEMENTS, WIDE_BYTES = 32, 2048, 1 << 15, 4
 
@@ -96,8 +106,7 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
             ):
                 # ATen has another kernel for tensors of different layouts.
                 order = None
-            is_free = order is not None and reduction.order == "batch_norm_planes" and not group.is_strict
-            if is_free and _suits_tree(desc, dims, device):
+            if order is not None and not group.is_strict and _suits_tree(reduction.order, order, desc, dims, device):
                 order = None
             if order is None and not group.is_strict:
                 continue
@@ -225,11 +234,17 @@ def _suits_torch(group: FusionGroup, op: str | None, desc: TensorDesc, dims: tup
     return op in {"sum", "mean"} and not group.is_strict and width <= FEW_COLUMNS_BYTES
 
 
-def _suits_tree(desc: TensorDesc, dims: tuple[int, ...], device: torch.device) -> bool:
-    # Whether ATen's order, whose threads add one element after another in one walk, takes longer than several walks:
-    # where registers keep a row between these, and where there are fewer rows than processors.
+def _suits_tree(name: str, order: RowOrder, desc: TensorDesc, dims: tuple[int, ...], device: torch.device) -> bool:
+    # Whether fast numerics are faster in the canonical order than in ATen's.
     assert desc.dtype is not None, "numbers are not reduced"
     layout, size = coalesce(desc.shape, desc.strides, dims), desc.dtype.itemsize
+    if "softmax" in name:
+        # Rows that begin between vectors are put together from them; ATen's threads have an element each.
+        return order.is_across or layout.length * size % HALF_VECTOR_BYTES == 0
+    if name != "batch_norm_planes":
+        return False
+    # A thread adds one element after another there, in one walk. Several walks are faster where registers keep a row
+    # between them, and where there are fewer rows than processors.
     plane, limits = layout.reduced[0][0], row_limits(device)
     vector = min(VECTOR_BYTES // size, plane & -plane)
     return layout.length <= most_kept(vector, size, limits.clusters) or layout.rows < limits.processors

@@ -22,11 +22,10 @@ class AcrossText(RowText):
         tuning = self.loop.tuning
         first, outer = self.kept[0], self.kept[1:]
         size = tuning.team * self.loop.vector
-        left = "column < width ? V : 0" if tuning.multiple else f"static_cast<{self.signed}>(width - column)"
         vectors = [f"const auto {item.name} = {self._read(item, f'row.{item.name}')};" for item in self.row_inputs()]
         body = [
             f"const fuser_index column = tile % groups * {size} + x * V;",
-            f"const {self.signed} left = {left};",
+            "const int left = column < width ? V : 0;",
             "// Threads without a row go along: others wait for them.",
             "const fuser_row row = fuser_find(a, (left > 0 ? column : 0) + tile / groups * width);",
             *vectors,
@@ -76,12 +75,11 @@ class AcrossText(RowText):
             most = f"fuser_most({most}, sizeof(fuser_pass{level}::part))"
         return [f"alignas(16) __shared__ unsigned char shared[X * Y * V * {most}];", *fill]
 
-    def _read(self, item: Operand, pointer: str, left: str = "left") -> str:
-        # Who has no row reads another one's.
-        left = "V" if self.loop.tuning.multiple else left
+    def _read(self, item: Operand, pointer: str) -> str:
+        # Who has no row reads another one's: rows come in whole vectors.
         if item.inner == 2:
-            return f"fuser_gather<V>({pointer}, {self.stride(item, self.kept[0])}, {left})"
-        return f"fuser_load<{'V' if item.inner else '1'}, {item.access.width if item.inner else 1}>({pointer}, {left})"
+            return f"fuser_gather<V>({pointer}, {self.stride(item, self.kept[0])}, V)"
+        return f"fuser_load<{'V' if item.inner else '1'}, {item.access.width if item.inner else 1}>({pointer}, V)"
 
     def _write(self, item: Operand, pointer: str, left: str = "left") -> str:
         if item.inner == 2:
@@ -104,7 +102,7 @@ class AcrossText(RowText):
         known |= {name: f"{name}[k]" for name in step.row.writes if name[0] == "w"}
         lines = [f"{item.info.storage} {item.name}[V];" for item in outputs]
         lines += ["#pragma unroll", f"for (int k = 0; k < V; ++k) {step.row.call(known)}"]
-        left = f"{writes} ? left : {self.signed}(0)"
+        left = f"{writes} ? left : 0"
         lines += [self._write(item, f"row.{item.name}", left) for item in outputs]
         return ["{", *indent(lines), "}"]
 
@@ -203,8 +201,9 @@ class AcrossText(RowText):
             *([f"fuser_pass{level}::part parts[V][U];"] if step.accumulators else []),
         ]
         if loads:
-            lines += ["for (int u = 0; u < U; ++u) {", *(["  if (at + u >= end) break;"] if not is_whole else [])]
-            lines += [*indent([*self._place(), *loads]), "}"]
+            # The last one is read again, rather than that each waits for a question about it.
+            number = "(at + u)" if is_whole else "(at + u < end ? at + u : end - 1)"
+            lines += ["for (int u = 0; u < U; ++u) {", *indent([*self._place(number), *loads]), "}"]
         for item in inputs:
             known[item.variable] = f"fuser_to_compute({item.name}[u][{'k' if item.inner else '0'}])"
         known |= {item.variable: f"{item.name}[{'k' if item.inner else '0'}]" for item in counters}
@@ -227,8 +226,8 @@ class AcrossText(RowText):
             lines.append(f"fuser_push(pass{level}, waiting, number, own);")
         return lines
 
-    def _place(self) -> list[str]:
-        number = "batch + (at + u)"
+    def _place(self, number: str = "(at + u)") -> list[str]:
+        number = f"batch + {number}"
         if len(self.reduced) > 1:
             return [f"fuser_index rest = {number};", *self.split("rest", self.reduced)]
         return [f"const fuser_index i0 = {number};"]

@@ -199,6 +199,8 @@ class AlongText(AlongElements):
         own = self._whole_pass(level)
         if self._has_pairs(self.loop.passes[level]):
             return f"fuser_lanes<1, W>({own}, parts)"
+        if self.loop.passes[level].is_free:
+            return f"fuser_butterfly<1, W>({own}, fuser_tree<U>({own}, parts))"
         return f"fuser_butterfly<1, U>({own}, fuser_lanes<U, W>({own}, parts))"
 
     # --- shared memory -----------------------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ class OrderedAcrossText(AcrossText):
             f"const fuser_index groups = (width + {size - 1}) / {size}, tile = blockIdx.x / B;",
             *self._shared(),
             f"const fuser_index column = tile % groups * {size} + x * V;",
-            f"const {self.signed} left = static_cast<{self.signed}>(width - column);",
+            "const int left = column < width ? V : 0;",
             "const fuser_row row = fuser_find(a, (left > 0 ? column : 0) + tile / groups * width);",
             *(f"const auto {item.name} = {self._read(item, f'row.{item.name}')};" for item in self.row_inputs()),
             *(f"{self.loop.types[name]} {name}[V];" for name in self.loop.row_values),
@@ -131,7 +131,7 @@ class OrderedAcrossText(AcrossText):
         first = slot if self.schedule.vector == 1 else f"({slot}) * {self.schedule.vector}"
         loop = [
             f"for (fuser_index begin = {first}; begin < length && left > 0; begin += {self._step} * U) {{",
-            f"  if (left >= V && {self._number('(U - 1)')} < length) {{",
+            f"  if ({self._number('(U - 1)')} < length) {{",
             *indent(self._elements(step, element, is_whole=True), 2),
             "  } else {",
             *indent(self._elements(step, element, is_whole=False), 2),
@@ -160,7 +160,6 @@ class OrderedAcrossText(AcrossText):
 
     def _elements(self, step: RowPass, element: RowPart, *, is_whole: bool) -> list[str]:
         # All that a thread has in flight, ``is_whole``: none of it is missing.
-        left = "V" if is_whole else "left"
         count = self.schedule.accumulators
         outputs = [item for item in self.full(element) if item.is_output]
         counters = [item for item in self.full(element) if item.is_counter]
@@ -174,28 +173,31 @@ class OrderedAcrossText(AcrossText):
         counted = [item for item in step.accumulators if item.is_count]
         known |= {f"l{item.name}": f"counted{item.name}[u % {count}]" for item in counted}
         each = ["#pragma unroll", "for (int u = 0; u < U; ++u) {"]
-        each += [] if is_whole else [f"  if ({self._number('u')} >= length) break;"]
-        loads = [f"{item.name}[u] = {self._read(item, self._place_of(item), left)};" for item in inputs]
+        some = [] if is_whole else [f"  if ({self._number('u')} >= length) break;"]
+        loads = [f"{item.name}[u] = {self._read(item, self._place_of(item))};" for item in inputs]
         compute = [
-            *(f"const auto {item.name} = {self._read(item, self._place_of(item), left)};" for item in counters),
+            *(f"const auto {item.name} = {self._read(item, self._place_of(item))};" for item in counters),
             *(f"{item.info.storage} {item.name}[V];" for item in outputs),
             *self.look_up(element, known),
             "#pragma unroll",
             f"for (int k = 0; k < V; ++k) {element.call(known)}",
             *(f"counted{item.name}[u % {count}] += 1;" for item in counted),
-            *(self._write(item, self._place_of(item), left) for item in outputs),
+            *(self._write(item, self._place_of(item)) for item in outputs),
         ]
         if counters or outputs:
             compute = [*self._place(), *compute]
         lines = [f"fuser_vector<{item.info.storage}, {'V' if item.inner else '1'}> {item.name}[U];" for item in inputs]
         if loads:
-            lines += [*each, *indent([*self._place(), *loads]), "}"]
-        return [*lines, *each, *indent(compute), "}"]
+            # The last one is read again, rather than that each waits for a question about it.
+            last = "" if is_whole else f"{self._number('u')} < length ? {self._number('u')} : length - 1"
+            lines += [*each, *indent([*self._place(last), *loads]), "}"]
+        return [*lines, *each, *some, *indent(compute), "}"]
 
-    def _place(self) -> list[str]:
+    def _place(self, number: str = "") -> list[str]:
+        number = number or self._number("u")
         if len(self.reduced) > 1:
-            return [f"fuser_index rest = {self._number('u')};", *self.split("rest", self.reduced)]
-        return [f"const fuser_index i0 = {self._number('u')};"]
+            return [f"fuser_index rest = {number};", *self.split("rest", self.reduced)]
+        return [f"const fuser_index i0 = {number};"]
 
     def _number(self, u: str) -> str:
         # Of a thread's u-th element from ``begin`` on: vectors are so many neighbours.

@@ -57,7 +57,7 @@ class Composite(NamedTuple):
     is_exact: bool = False
     # What the steps in torch's order depend on beside the form, which it is put behind: of the tensor called "input".
     kernel: Callable[[torch.dtype, Shape, Strides], Form] | None = None
-    # Whether fast numerics on CUDA take the steps in torch's order, too, where that is known: they take fewer walks.
+    # Whether fast numerics on CUDA may take the steps in torch's order, too, where that is known and faster.
     is_short: bool = False
 
 

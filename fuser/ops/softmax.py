@@ -145,12 +145,14 @@ def _define(op: str) -> None:
             op,
             functools.partial(_backward_steps, op),
             lambda form, grad_output, output: overload(grad_output, output, form[0], getattr(torch, form[1])),
+            is_short=True,
         )
     else:
         COMPOSITES[op] = Composite(
             op,
             functools.partial(_forward_steps, op),
             functools.partial(_eager_forward, op.removeprefix("_")),
+            is_short=True,
         )
 
 
