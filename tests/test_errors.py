@@ -736,6 +736,7 @@ HABITS = [
     ("return x**2;", "pow(a, b) is the power"),
     ("return x ^ 2;", "pow(a, b) is the power"),
     ("return x % 2;", "fmod(a, b) is the remainder of floats"),
+    ("return x % T(2);", "fmod(a, b) is the remainder of floats"),
     ("return torch::tanh(x);", "a functor calls C++'s functions: exp(x), pow(x, y)"),
     ("return tl.exp(x);", "a functor calls C++'s functions: exp(x), pow(x, y)"),
     ("return std::sigmoid(x);", "write 1 / (1 + exp(-x))"),
