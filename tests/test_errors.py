@@ -18,6 +18,7 @@ import torch
 import fuser
 from fuser import counters, planner
 from fuser.compiler import build_kernel_source
+from fuser.config import SETTINGS, Config
 from fuser.cpu.backend import Compiler, compiler_flags, parse_gcc_log
 from fuser.errors import (
     MAX_MESSAGE_LINES,
@@ -383,6 +384,7 @@ def test_wrong_arguments_are_named(call: Callable[[Any], Any], kind: type, messa
         ("cache_size", "2GB", "must be an integer of 1 or more"),
         ("fuel", -1, "must be an integer of 0 or more"),
         ("disk_cache", "maybe", "must be a bool (0 or 1)"),
+        ("autotune", "", "must be a bool (0 or 1)"),
         ("numerics", "loose", "must be one of strict, fast"),
         ("cache_dir", 3, "must be a text or a path, or None"),
         ("dump", b"/tmp", "must be a text or a path, or None"),
@@ -401,6 +403,15 @@ def test_a_value_that_a_setting_does_not_take(name: str, value: Any, message: st
         setattr(fuser.config, name, value)
     assert str(caught.value) == f"fuser.config.{name}={value!r}: {message}"
     assert getattr(fuser.config, name) == before
+
+
+def test_a_blank_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    for setting in SETTINGS:
+        monkeypatch.setenv(setting.env, " ")
+    settings = Config()
+    assert {item.name: getattr(settings, item.name) for item in SETTINGS} == {
+        item.name: item.default for item in SETTINGS
+    }
 
 
 def test_a_setting_cannot_be_deleted() -> None:
