@@ -360,6 +360,7 @@ def test_dimensions_of_a_reduction_as_elsewhere(call: Callable[[Any], Any], mess
             'device must be "cpu" or "cuda", got \'tpu\'',
         ),
         (lambda f: fuser.fx.FusionPass(numerics="loose"), ValueError, "FusionPass: numerics='loose': must be one of"),
+        (lambda f: fuser.fx.FusionPass(fuel=-1), TypeError, "FusionPass: fuel must be a number of groups, got -1"),
         (lambda f: fuser.fx.fuse_graph(f), TypeError, "a torch.fx.GraphModule, as torch.fx.symbolic_trace"),
         (
             lambda f: fuser.fx.fuse_graph(torch.fx.symbolic_trace(torch.nn.ReLU()), [ones(3), ones(3)]),
