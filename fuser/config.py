@@ -54,7 +54,7 @@ def parse_bool(value: Any) -> bool:
     text = str(value).strip().lower()
     if text in {"1", "true", "yes", "on"}:
         return True
-    if text in {"", "0", "false", "no", "off"}:
+    if text in {"0", "false", "no", "off"}:
         return False
     raise ValueError("must be a bool (0 or 1)")
 
@@ -331,9 +331,9 @@ class Config:
 
     def __init__(self) -> None:
         for setting in SETTINGS:
-            text = os.environ.get(setting.env)
-            value = setting.default if text is None else _checked(setting, text, setting.env)
-            self.__dict__[setting.name] = value
+            text = os.environ.get(setting.env, "")
+            # A blank variable is what a script sets where it has no value.
+            self.__dict__[setting.name] = _checked(setting, text, setting.env) if text.strip() else setting.default
         log.show(self.logs)
         self.__dict__["listeners"] = []
         self.__dict__["_patches"] = []

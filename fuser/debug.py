@@ -32,6 +32,7 @@ from fuser.in_parts import needs_devices
 from fuser.jit_function import JitFunction
 from fuser.kernel_spec import KernelSpec
 from fuser.ops import REDUCTIONS, bind_for, is_known
+from fuser.outputs import unusual_kind
 from fuser.planner import can_fuse, make_plan, plan_texts
 from fuser.reduction import ReductionFunction
 from fuser.route import run
@@ -258,7 +259,10 @@ def _mebibytes(count: int) -> str:
 
 
 def kernel_sources(spec: KernelSpec, inputs: Sequence[Any], device: str | None) -> list[KernelSource]:
-    """Return the kernel texts of a spec for these inputs."""
+    """Return the kernel texts of a spec for these inputs; raise UnsupportedError where no kernel can read them."""
+    kind = next(filter(None, (unusual_kind(item) for item in inputs if isinstance(item, torch.Tensor))), "")
+    if kind:
+        raise UnsupportedError(f"a {kind} tensor")
     where = torch.device(device) if device else None
     return [build_kernel_source(part, args) for part, args in plan_texts(spec, inputs, where)]
 

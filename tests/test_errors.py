@@ -18,6 +18,7 @@ import torch
 import fuser
 from fuser import counters, planner
 from fuser.compiler import build_kernel_source
+from fuser.config import SETTINGS, Config
 from fuser.cpu.backend import Compiler, compiler_flags, parse_gcc_log
 from fuser.errors import (
     MAX_MESSAGE_LINES,
@@ -359,6 +360,7 @@ def test_dimensions_of_a_reduction_as_elsewhere(call: Callable[[Any], Any], mess
             'device must be "cpu" or "cuda", got \'tpu\'',
         ),
         (lambda f: fuser.fx.FusionPass(numerics="loose"), ValueError, "FusionPass: numerics='loose': must be one of"),
+        (lambda f: fuser.fx.FusionPass(fuel=-1), TypeError, "FusionPass: fuel must be a number of groups, got -1"),
         (lambda f: fuser.fx.fuse_graph(f), TypeError, "a torch.fx.GraphModule, as torch.fx.symbolic_trace"),
         (
             lambda f: fuser.fx.fuse_graph(torch.fx.symbolic_trace(torch.nn.ReLU()), [ones(3), ones(3)]),
@@ -383,6 +385,7 @@ def test_wrong_arguments_are_named(call: Callable[[Any], Any], kind: type, messa
         ("cache_size", "2GB", "must be an integer of 1 or more"),
         ("fuel", -1, "must be an integer of 0 or more"),
         ("disk_cache", "maybe", "must be a bool (0 or 1)"),
+        ("autotune", "", "must be a bool (0 or 1)"),
         ("numerics", "loose", "must be one of strict, fast"),
         ("cache_dir", 3, "must be a text or a path, or None"),
         ("dump", b"/tmp", "must be a text or a path, or None"),
@@ -401,6 +404,15 @@ def test_a_value_that_a_setting_does_not_take(name: str, value: Any, message: st
         setattr(fuser.config, name, value)
     assert str(caught.value) == f"fuser.config.{name}={value!r}: {message}"
     assert getattr(fuser.config, name) == before
+
+
+def test_a_blank_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    for setting in SETTINGS:
+        monkeypatch.setenv(setting.env, " ")
+    settings = Config()
+    assert {item.name: getattr(settings, item.name) for item in SETTINGS} == {
+        item.name: item.default for item in SETTINGS
+    }
 
 
 def test_a_setting_cannot_be_deleted() -> None:
@@ -736,6 +748,7 @@ HABITS = [
     ("return x**2;", "pow(a, b) is the power"),
     ("return x ^ 2;", "pow(a, b) is the power"),
     ("return x % 2;", "fmod(a, b) is the remainder of floats"),
+    ("return x % T(2);", "fmod(a, b) is the remainder of floats"),
     ("return torch::tanh(x);", "a functor calls C++'s functions: exp(x), pow(x, y)"),
     ("return tl.exp(x);", "a functor calls C++'s functions: exp(x), pow(x, y)"),
     ("return std::sigmoid(x);", "write 1 / (1 + exp(-x))"),

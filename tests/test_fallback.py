@@ -10,7 +10,7 @@ import torch
 
 import fuser
 from fuser.config import config
-from fuser.errors import CompileError, CompilerNotFoundError, FallbackError
+from fuser.errors import CompileError, CompilerNotFoundError, FallbackError, UnsupportedError
 
 AXPY = "template <typename T> T axpy(T x, T y, T alpha) { return alpha * x + y; }"
 SPLIT = "template <typename T> void split(T x, T& a, T& b) { a = x + 1; b = x - 1; }"
@@ -153,6 +153,21 @@ def test_unusual_tensors(what: str, make: Callable[[], torch.Tensor], reason: st
         )
         assert last == "give jit_fn(..., fallback=a function of the same tensors and scalars)"
     assert fallbacks() == {reason: 2}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning", "ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        *((make, reason) for _, make, reason in UNUSUAL),
+        (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "a nested tensor"),
+    ],
+)
+def test_explain_says_so_beforehand(make: Callable[[], torch.Tensor], reason: str) -> None:
+    double = fuser.jit_fn("template <typename T> T twice(T x) { return 2 * x; }")
+    assert str(fuser.explain(double, make())).startswith(f"group 0: eager torch: {reason}\n")
+    with pytest.raises(UnsupportedError, match=reason):
+        fuser.debug_get_fused_kernel_code(double.spec(1).group, [make()])
 
 
 @pytest.mark.cpu

@@ -314,6 +314,10 @@ def test_fuel(x: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
             module = fuse_graph(build("x", steps, "e"))
         assert len(fusions(module)) == fuel
         assert torch.allclose(module(x), wanted, rtol=1e-4)
+        limited = fuser_passes.FusionPass(fuel=fuel)
+        graphs = [limited(build("x", steps, "e")).graph_module for _ in range(2)]
+        assert sum(len(fusions(module)) for module in graphs) == fuel
+        assert torch.allclose(graphs[1](x), wanted, rtol=1e-4)
 
 
 def test_scalars_that_are_nodes(x: torch.Tensor) -> None:

@@ -10,7 +10,7 @@ import sys
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from functors import draw, functor
 from torch import empty
 
 import fuser
-from fuser.errors import ArgumentError, TracingError
+from fuser.errors import ArgumentError, TracingError, UnsupportedError
 from fuser.fx.guards import Guards, find_guards
 
 pytestmark = pytest.mark.cpu
@@ -871,6 +871,66 @@ def test_a_class_calls_its_method_with_an_object(x: torch.Tensor) -> None:
         assert torch.equal(Holder.step(holder, x), Holder.step.__get__(holder)(x))
         assert torch.equal(Holder.step(holder, x=x), Holder.step.__get__(holder)(x))
         assert torch.equal(holder.step(x), Holder.step.__get__(holder)(x) * 2)
+
+
+class Decorated:
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.weight = weight
+
+    @torch.no_grad()
+    @fuser.fuse
+    def scale(self, x: Any, factor: float = 1.0) -> Any:
+        return torch.relu(x) * self.weight * factor
+
+    @property
+    @fuser.fuse
+    def double(self) -> Any:
+        return self.weight * 2 + 0
+
+
+class Point(NamedTuple):
+    x: torch.Tensor
+    factor: float
+
+    @fuser.fuse
+    def scale(self, y: Any) -> Any:
+        return torch.relu(y) * self.factor + self.x
+
+
+def test_methods_below_another_decorator(x: torch.Tensor) -> None:
+    first, second = Decorated(x.clone().requires_grad_()), Decorated(x * 3)
+    for holder in (first, second, copy.deepcopy(first), pickle.loads(pickle.dumps(second))):
+        for factor in (2.0, 3.0):
+            result = holder.scale(x, factor=factor)
+            assert torch.equal(result, torch.relu(x) * holder.weight * factor)
+            assert not result.requires_grad
+            assert torch.equal(holder.double, holder.weight * 2)
+    first.weight = x + 1
+    assert torch.equal(first.double, (x + 1) * 2)
+
+
+def test_methods_of_named_tuples_take_them_as_arguments(x: torch.Tensor) -> None:
+    compiles = []
+    for factor in (2.0, 3.0, 4.0):
+        point = Point(x, factor)
+        assert torch.equal(point.scale(x), torch.relu(x) * factor + x)
+        assert torch.equal(Point.scale(point, x), point.scale(x))
+        compiles.append(fuser.stats()["compiles"])
+    assert compiles[1] == compiles[2]
+
+
+@dataclass(slots=True)
+class Slotted:
+    factor: float
+
+    @fuser.fuse
+    def scale(self, x: Any) -> Any:
+        return x * self.factor
+
+
+def test_instances_with_nothing_but_slots_are_refused(x: torch.Tensor) -> None:
+    with pytest.raises(UnsupportedError, match='those of Slotted have not: add "__dict__" to its __slots__'):
+        Slotted(2.0).scale(x)
 
 
 class Shared:

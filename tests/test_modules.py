@@ -364,3 +364,29 @@ def test_cached_parametrizations_hold_tensors(name: str) -> None:
             parameter.mul_(2)
     torch.testing.assert_close(fused(x), module(x))
     assert not torch.equal(module(x), wanted)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize(
+    "make",
+    [
+        torch.jit.script,
+        lambda module: torch.jit.trace(module, torch.ones(2, 4)),
+        lambda module: torch.compile(module, backend="eager"),
+    ],
+    ids=["script", "trace", "compile"],
+)
+def test_modules_that_hold_no_python_stay_where_they_are(make: Any) -> None:
+    inner, x = make(torch.nn.Linear(4, 4)), torch.randn(2, 4)
+    with pytest.raises(fuser.errors.ArgumentError, match=r"what torch.jit or torch.compile made of one: fuse the mod"):
+        fuser.fuse(inner)
+    fused = fuser.fuse(lambda x: torch.relu(torch.relu(inner(x) + 1) * 2))
+    model = fuser.fuse(torch.nn.Sequential(inner, torch.nn.ReLU()))
+    for change in (lambda: None, lambda: inner.bias.data.fill_(3.0), inner.eval, inner.train):
+        change()
+        for _ in range(2):
+            torch.testing.assert_close(fused(x), fused.function(x))
+            torch.testing.assert_close(model(x), torch.relu(inner(x)))
+    assert len(fused.groups) == 1
+    fused(x).sum().backward()
+    assert inner.weight.grad is not None

@@ -84,5 +84,6 @@ def _divisions(words: list[Token], fields: set[str], *, skips_macros: bool) -> l
             if member:
                 found.append((word.origin, f"= {member[0]} {word.text[0]}{GUARD}"))
             else:
-                found.append((word.origin + len(word.text), f"{GUARD}{word.text}"))
+                # Before the operator: compilers point at the second of the two, which is the user's own.
+                found.append((word.origin, f"{word.text}{GUARD}"))
     return found

@@ -9,7 +9,7 @@ from typing import Any, overload
 import torch
 from torch import fx
 
-from fuser.errors import shows_users_frames
+from fuser.errors import ArgumentError, shows_users_frames
 from fuser.fx.trace import FusedFunction, P
 from fuser.graph import FusionGroup
 from fuser.jit_function import R
@@ -46,7 +46,14 @@ def fuse(function: Callable[..., Any]) -> FusedFunction | FusedModule:
     """
     if isinstance(function, FusedFunction | FusedModule):
         return function
-    return fuse_module(function) if isinstance(function, torch.nn.Module) else FusedFunction(function)
+    if not isinstance(function, torch.nn.Module):
+        return FusedFunction(function)
+    if "training" not in vars(function):
+        raise ArgumentError(
+            "fuse takes a Python function or a module, got what torch.jit or torch.compile made of one: "
+            "fuse the module itself"
+        )
+    return fuse_module(function)
 
 
 class FusedModule(torch.nn.Module):

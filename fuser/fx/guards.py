@@ -384,6 +384,9 @@ class _GuardFinder:
             self._visit_all(value)
 
     def _visit_module(self, module: torch.nn.Module) -> None:
+        if "training" not in vars(module):
+            # TorchScript's, or what torch.compile made, which stays in the graph and looks at its state in every call.
+            return
         parts = (module._parameters, module._buffers, module._modules)
         for part in parts:
             for name in part:

@@ -63,7 +63,8 @@ class FusionPass(PassBase):
             those as a graph of the group's inputs. None: a node is a FusionModule.
         device_type: where values are that the graph says nothing of, such as "cuda".
         numerics: what the groups run with, whatever the settings say: "strict" or "fast"; None: as the settings say.
-        fuel: how many groups it may make; None: as many as the settings say for the whole process.
+        fuel: how many groups it may make, in all graphs together; None: as many as the settings say for the whole
+            process.
     """
 
     def __init__(
@@ -73,16 +74,19 @@ class FusionPass(PassBase):
         differentiable: FusionNode | None = None,
         device_type: str = "",
         numerics: str | None = None,
-        fuel: Fuel | None = None,
+        fuel: int | Fuel | None = None,
     ) -> None:
         super().__init__()
         if numerics not in (None, "strict", "fast"):
             raise GroupError(f"FusionPass: numerics={numerics!r}: must be one of strict, fast")
+        limit: Any = fuel.limit if isinstance(fuel, Fuel) else fuel
+        if not (limit is None or (isinstance(limit, int) and limit >= 0)):
+            raise ArgumentError(f"FusionPass: fuel must be a number of groups, got {fuel!r}")
         self.reduces = reduces
         self.differentiable = differentiable
         self.device_type = device_type
         self.numerics = numerics
-        self.fuel = fuel
+        self.fuel = fuel if isinstance(fuel, Fuel | None) else Fuel(fuel)
 
     def call(self, graph_module: fx.GraphModule) -> PassResult:
         """Run on one graph module."""

@@ -123,10 +123,17 @@ class FusedFunction(Replayer, Generic[P, R]):
         if torch.compiler.is_dynamo_compiling():
             # As it is called there.
             return functools.partial(self._call_plainly, instance)  # type: ignore[return-value]
+        if isinstance(instance, tuple):
+            # An argument like others.
+            return functools.partial(self, instance)  # type: ignore[return-value]
         try:
             held = vars(instance)
         except TypeError:
-            raise UnsupportedError(f"fuse needs a __dict__ in instances of {type(instance).__name__}") from None
+            name = type(instance).__name__
+            raise UnsupportedError(
+                f"fuse keeps an instance's graphs in its __dict__, which those of {name} have not: "
+                'add "__dict__" to its __slots__, or fuse a function of what the method reads'
+            ) from None
         name = f"_fused_{self.__qualname__}"
         found: FusedFunction | None = held.get(name)
         if found is None or found.function != types.MethodType(self.function, instance):
@@ -234,6 +241,11 @@ class FusedFunction(Replayer, Generic[P, R]):
         replayed = None if kwargs else self.launch(args, None, None)
         return self.call_anew(*args, **kwargs) if replayed is None else replayed
 
+    def _is_method_of(self, kind: type) -> bool:
+        # It stands there, or was defined there.
+        found = vars(kind).get(self.__name__)
+        return getattr(found, "__func__", found) is self or self.__qualname__ == f"{kind.__qualname__}.{self.__name__}"
+
     def _call_plainly(self, *args: Any, **kwargs: Any) -> Any:
         out = None if self._has_out else kwargs.pop("out", None)
         result = self.function(*args, **kwargs)
@@ -243,9 +255,10 @@ class FusedFunction(Replayer, Generic[P, R]):
     def call_anew(self, *args: Any, **kwargs: Any) -> Any:
         """Serve a call that is not like an earlier one; as ``__call__``."""
         owner = args[0] if args and isinstance(args[0], type) else type(args[0]) if args else torch.Tensor
-        kinds = () if owner is torch.Tensor else owner.__mro__
-        if any(getattr(found := vars(kind).get(self.__name__), "__func__", found) is self for kind in kinds):
-            # A method called by its class: ``Base.forward(self, x)``; from Python 3.13 on, so are class methods.
+        kinds = () if owner is torch.Tensor or issubclass(owner, tuple) else owner.__mro__
+        if any(map(self._is_method_of, kinds)):
+            # A method called by its class: ``Base.forward(self, x)``; from Python 3.13 on, so are class methods; or by
+            # a decorator above ``fuse``, such as ``property`` and ``torch.no_grad()``.
             return self.__get__(args[0])(*args[1:], **kwargs)
         is_exported = torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
         if is_exported or is_traced((*args, *kwargs.values())):
@@ -404,6 +417,9 @@ class FusedFunction(Replayer, Generic[P, R]):
             owner, name = self.function.__self__, self.function.__name__
             if isinstance(inspect.getattr_static(type(owner), name, None), FusedFunction):
                 return getattr, (owner, name)
+            if getattr(owner, "__dict__", {}).get(f"_fused_{self.__qualname__}") is self:
+                # Below another decorator no name leads to it: it is made again when it is called.
+                return types.NoneType, ()
         # Where it took its function's place, it is found by name, as functions are.
         found: Any = sys.modules.get(self.__module__)
         name = getattr(self, "__qualname__", "<locals>")

@@ -292,7 +292,8 @@ class _Tracer(fx.Tracer):
         # how many batches there were. Hooks are called in every call.
         is_open = type(m) in _OPEN or (type(m) in _OPEN_IF_KNOWN and self._knows_arguments)
         is_open = is_open and getattr(m, "momentum", 0.1) is not None
-        return has_hooks(m) or (not is_open and super().is_leaf_module(m, module_qualified_name))
+        is_script = isinstance(m, torch.jit.ScriptModule)
+        return is_script or has_hooks(m) or (not is_open and super().is_leaf_module(m, module_qualified_name))
 
     def call_module(self, m: torch.nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # Only then: to find a value runs hooks of earlier modules once more.
