@@ -98,8 +98,7 @@ def _row_blocks(source: KernelSource, sizes: Sequence[int]) -> int:
         return rows.pieces
     pieces = _pieces(source, sizes)
     if rows.is_across:
-        tiles = -(-sizes[rows.reduced] // (tuning.team * source.vector)) * prod(sizes[rows.reduced + 1 :])
-        return tiles * pieces
+        return -(-prod(sizes[rows.reduced :]) // (tuning.team * source.vector)) * pieces
     blocks = -(-prod(sizes[rows.reduced :]) // (tuning.block // tuning.team)) * pieces * tuning.cluster
     return min(blocks, tuning.most_blocks or blocks)
 

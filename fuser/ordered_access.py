@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from math import prod
 
 from fuser.access import GATHER_VECTOR, VECTOR_BYTES, Access, Tuning, Walk, counted_widths, dense_width
@@ -30,9 +31,10 @@ SHARED_BYTES, ACCUMULATOR_BYTES, MOMENTS = 48 * 1024, 8, 3
 # Bytes of a row that one of torch's threads keeps alone, and how many do it together otherwise.
 WARP, SPLIT_BYTES, MAX_SPLIT = 32, 256, 4
 # Where a thread may have several of torch's: bytes of all that it stands for, and elements at least and at most;
-# elements where a warp has a row; of a block that could share its row, threads at least and at most, and bytes of it
-# (of losses, measured on an H200).
+# elements where a warp has a row, and where so few threads have single ones of several operands; of a block that could
+# share its row, threads at least and at most, and bytes of it (of losses, measured on an H200).
 SPREAD_BYTES, LEAST_SPREAD, MOST_SPREAD, FEW_ELEMENTS = 128, 32, 64, 8
+LONE_ELEMENTS, LONE_TEAM = 4, 16
 LEAST_TEAM, MOST_TEAM, CLUSTER_BYTES, SMALL_BYTES = 64, 256, 1 << 16, 36 << 10
 # Of few rows whose elements each of torch's threads adds one after another: blocks that share one at most, threads of
 # each, elements from which they do, in rounds of torch's threads, and rows up to which.
@@ -118,12 +120,13 @@ def plan_ordered_walk(
         # What writes no elements waits more for others than for memory, and the less the smaller blocks are.
         is_lone = own == [2] and all(rows.is_row[value] for value in group.outputs)
         most_bytes = SMALL_BYTES if is_lone else CLUSTER_BYTES
-        vector, tuning = _spread(space, rows, own, order, kept_bytes, most_bytes, clusters)
+        spread = partial(_spread, reads_several=sum(_is_own(space, rows, slot) for slot in slots) > 1)
+        vector, tuning = spread(space, rows, own, order, kept_bytes, most_bytes, clusters)
         # What later passes read of every row does not wait for the first one, if there is room.
         late = [slot for slot in moving if slot >= len(group.outputs) and slot not in slots]
         late = [slot for slot in late if _is_own(space, rows, slot)]
         wide = [*own, *(itemsizes[slot] for slot in late)]
-        wider, other = _spread(space, rows, wide, order, kept_bytes, most_bytes, clusters)
+        wider, other = spread(space, rows, wide, order, kept_bytes, most_bytes, clusters)
         if late and other.is_resident and other.unroll * wider * sum(wide) <= EARLY_BYTES:
             early, vector, tuning = late, wider, other
         is_level = all(_is_level(space, rows, slot, itemsizes[slot], aligned[slot]) for slot in slots)
@@ -295,8 +298,11 @@ def _spread(
     kept_bytes: int,
     most_bytes: int,
     clusters: int,
+    *,
+    reads_several: bool,
 ) -> tuple[int, Tuning]:
     # ``kept_bytes``: of what takes the place of an element between passes. ``most_bytes``: of a row in a block.
+    # ``reads_several``: whether each row has several operands of its own.
     schedule, length, bytes_per_element = order.schedule, prod(space.sizes[: rows.reduced]), sum(itemsizes)
     vector, team, cluster = schedule.vector, schedule.slots, 1
     # Vectors of one of torch's threads; of even ones the last is whole, too.
@@ -315,7 +321,10 @@ def _spread(
     if vector == schedule.vector or schedule.y == 1:
         # Others, as far apart as there are threads. Warps stay whole, but for rows of a single one.
         least = 1 if schedule.y == 1 else LEAST_TEAM
-        while team > least and 2 * each <= (most if schedule.y > 1 else FEW_ELEMENTS):
+        is_lone = schedule.y == 1 and vector == 1 and reads_several
+        few = most if schedule.y > 1 else FEW_ELEMENTS
+        # The more rows of single elements a warp reads at once, the more lines of memory that takes.
+        while team > least and 2 * each <= (LONE_ELEMENTS if is_lone and team <= LONE_TEAM else few):
             team, each = team // 2, 2 * each
     # Blocks share a row that fills a processor's registers, if warps of theirs have slots of their own.
     held_bytes = max(bytes_per_element, kept_bytes)
@@ -374,7 +383,8 @@ def _across(
     writes: bool,
     accumulators: int,
 ) -> tuple[int, Tuning]:
-    width, threads, itemsize = space.sizes[rows.reduced], order.schedule.y, max(itemsizes)
+    width, count = space.sizes[rows.reduced], prod(space.sizes[rows.reduced :])
+    threads, itemsize = order.schedule.y, max(itemsizes)
     vector = min(VECTOR_BYTES // itemsize, MAX_UNROLL, 1 << max(width - 1, 0).bit_length())
     if (others or accumulators > 1 or order.schedule.blocks > 1) and order.schedule.accumulators > 1:
         # More threads compute than only add, and more blocks combine what blocks came to, each for fewer columns.
@@ -384,19 +394,20 @@ def _across(
         vector //= 2
     if any(operand[rows.inner] > 1 for operand in space.strides):
         vector = min(vector, GATHER_VECTOR)
-    while vector > 1 and not is_one_pass and prod(space.sizes[rows.reduced :]) * threads < ENOUGH_THREADS * vector:
-        # Few threads that go through their rows several times.
+    enough = FEW_THREADS // order.schedule.blocks if is_one_pass else ENOUGH_THREADS
+    while vector > 1 and order.schedule.vector == 1 and count * threads < enough * vector:
+        # The more threads, the more often they go through their rows.
         vector //= 2
     if order.schedule.vector > 1:
         # Few threads: more elements of each are in flight, and they spread over many blocks.
         unroll = order.schedule.vector
-        while vector > 1 and width // vector * threads <= FEW_THREADS and unroll < MOST_ROWS:
+        while vector > 1 and count // vector * threads <= FEW_THREADS and unroll < MOST_ROWS:
             vector, unroll = vector // 2, 2 * unroll
         team = min(SEGMENT // (vector * itemsize), WARP) if threads > 1 else WARP
-        team = min(team, 1 << max(-(-width // vector) - 1, 0).bit_length())
-        blocks, piece = -(-width // (team * vector)), 1
+        team = min(team, 1 << max(-(-count // vector) - 1, 0).bit_length())
+        blocks, piece = -(-count // (team * vector)), 1
         length = prod(space.sizes[: rows.reduced])
-        is_large = is_one_pass and (length * width >= MANY_ELEMENTS or length >= LONG_COLUMN)
+        is_large = is_one_pass and (length * count >= MANY_ELEMENTS or length >= LONG_COLUMN)
         while is_large and blocks * piece < ENOUGH_BLOCKS and team * threads > WARP * piece and piece < threads:
             piece *= 2
         block = team * threads // piece
@@ -404,7 +415,7 @@ def _across(
             # Large blocks have few registers for each thread.
             unroll //= 2
         return vector, Tuning(block=block, unroll=unroll, team=team, piece=piece if piece > 1 else 0)
-    team = min(max(BLOCK // threads, 32), 1 << max(-(-width // vector) - 1, 0).bit_length())
+    team = min(max(BLOCK // threads, 32), 1 << max(-(-count // vector) - 1, 0).bit_length())
     while team * threads * vector * accumulators * ACCUMULATOR_BYTES > SHARED_BYTES and team > 1:
         team //= 2
     least = max(order.schedule.accumulators, GATHER_VECTOR)

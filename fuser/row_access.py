@@ -16,7 +16,7 @@ from fuser.kernel_spec import RowSpec
 from fuser.layout import IterationSpace
 from fuser.row_space import count_accumulators, reduction_levels
 
-__all__ = ["RowLimits", "column_pieces", "most_kept", "persistent_blocks", "plan_row_walk"]
+__all__ = ["ODD_ROW", "RowLimits", "column_pieces", "most_kept", "persistent_blocks", "plan_row_walk"]
 
 WARP = 32
 MAX_BLOCK = 1024
@@ -33,6 +33,8 @@ KEPT_ELEMENTS = 64
 LONG_SHARE = 32
 # Rows of so many elements are short, of which a thread has few bytes.
 SHORT_ROW, SHORT_BYTES = 256, 64
+# Rows up to which vectors of half the length are worth it where those are whole, or single elements where no vectors
+# are, of which a thread keeps so many. Measured on an H200.
 EVEN_ROW, ODD_ROW, ODD_UNROLL = 8192, 1024, 32
 # Fewer blocks leave some of a large GPU's processors idle: they share rows then. Of those that have rows side by side
 # this many run at a time.
@@ -336,7 +338,11 @@ def _team(steps: int, unroll: int) -> int:
 def _across(
     space: IterationSpace, rows: RowSpec, vector: int, accumulators: int, bytes_per_element: int, *, may_share: bool
 ) -> tuple[int, Tuning]:
-    length, width = prod(space.sizes[: rows.reduced]), space.sizes[rows.reduced]
+    length, width, count = (
+        prod(space.sizes[: rows.reduced]),
+        space.sizes[rows.reduced],
+        prod(space.sizes[rows.reduced :]),
+    )
     # Each of a thread's rows has parts that wait for others. All threads have whole vectors: to ask what each has keeps
     # those behind waiting.
     vector = min(vector, GATHER_VECTOR)
@@ -348,20 +354,19 @@ def _across(
     unroll = min(max(_below(IN_FLIGHT_BYTES // max(vector * bytes_per_element, 1)), 4), 16)
     if length <= FEW_TO_SHARE:
         # A thread has a row's elements alone.
-        team = block = min(block, _above(-(-width // vector)))
+        team = block = min(block, _above(-(-count // vector)))
     else:
-        team = min(WARP, _above(-(-width // vector)))
+        team = min(WARP, _above(-(-count // vector)))
         # As many threads of a batch as have several elements each.
         block = min(block, team * max(_above(min(length, BATCH)) // 8, 1))
-    outer = prod(space.sizes[rows.reduced + 1 :])
     # Narrower vectors, and more threads for each row, where there is little for each.
     most = MAX_BLOCK // 2 if length > FEW_TO_SHARE else block
     while length <= FEW_TO_ADD and (vector > 1 or block < most):
-        if -(-width // (team * vector)) * outer >= ENOUGH_BLOCKS // 4:
+        if -(-count // (team * vector)) >= ENOUGH_BLOCKS // 4:
             break
         vector = max(vector // 2, 1)
         block = min(2 * block, most)
-    tiles = -(-width // (team * vector)) * outer
+    tiles = -(-count // (team * vector))
     may_share = may_share and length > FEW_TO_ADD
     piece = 0
     if may_share and tiles < ENOUGH_TILES and length > SHORTEST_PIECE:

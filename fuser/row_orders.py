@@ -23,7 +23,7 @@ from fuser.graph import FusionGroup, Section
 from fuser.kernel_spec import CPU_SHORT_ROW
 from fuser.layout import is_contiguous
 from fuser.orders import ANY_ORDER, FAST_ORDERS, KEPT_ORDERS, RowOrder, Schedule
-from fuser.row_access import most_kept
+from fuser.row_access import ODD_ROW, most_kept
 from fuser.tensor_desc import TensorDesc
 
 __all__ = [
@@ -42,6 +42,8 @@ Orders: TypeAlias = Mapping[int, RowOrder | None]
 VECTOR_BYTES = 16
 # Of those that begin at a multiple of this fast numerics make vectors.
 HALF_VECTOR_BYTES = 8
+# Rows of so many elements fill a GPU's processor.
+LONG_ROW = 1 << 15
 # Of columns on the CPU: those that fit in one vector, and those of which there are many, both long; wide elements.
 FEW_COLUMNS_BYTES, MANY_COLUMNS_BYTES, MANY_ELEMENTS, WIDE_BYTES = 32, 2048, 1 << 15, 4
 
@@ -240,7 +242,8 @@ def _suits_tree(name: str, order: RowOrder, desc: TensorDesc, dims: tuple[int, .
     layout, size = coalesce(desc.shape, desc.strides, dims), desc.dtype.itemsize
     if "softmax" in name:
         # Rows that begin between vectors are put together from them; ATen's threads have an element each.
-        return order.is_across or layout.length * size % HALF_VECTOR_BYTES == 0
+        is_longer = "backward" in name and ODD_ROW < layout.length < LONG_ROW
+        return is_longer or order.is_across or layout.length * size % HALF_VECTOR_BYTES == 0
     if name != "batch_norm_planes":
         return False
     # A thread adds one element after another there, in one walk. Several walks are faster where registers keep a row

@@ -49,15 +49,18 @@ def test_rows_that_begin_at_multiples_of_vectors_have_no_elements_before_them(cl
     torch.testing.assert_close(loss.double(), exact, rtol=2**-7, atol=0)
 
 
-# Of many rows, and of so many classes that several blocks would share each otherwise.
+# Of many rows, and of so many classes that several blocks would share each otherwise; rows that begin between vectors
+# have torch's order.
 @pytest.mark.parametrize(
-    ("shape", "walks_once"), [((600, 8192), False), ((600, 8200), True), ((600, 50257), True), ((60, 32000), False)]
+    ("shape", "walks_once"),
+    [((600, 8192), False), ((600, 8200), True), ((600, 50260), True), ((600, 50257), False), ((60, 32000), False)],
 )
 def test_fast_losses_of_many_classes_walk_once(shape: tuple[int, int], walks_once: bool) -> None:
     text = kernel_of(cross_entropy("fast"), *shape)
     assert ("fuser_pass1 pass1" not in text) == walks_once
     assert ("fuser_powers(" in text) == walks_once
     assert not walks_once or "__cluster_dims__" not in text
+    assert ("head = shift" in text) == (shape[1] % 4 != 0)
 
 
 def test_fast_losses_walk_once_over_rows_alone() -> None:

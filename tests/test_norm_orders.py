@@ -314,7 +314,9 @@ def test_counts_divide_what_is_close_to_zero_or_infinite(monkeypatch: pytest.Mon
 
 
 def test_counts_of_fast_numerics_divide_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    # By an inverse that all elements of a thread with that number have in common: as close as torch's order is.
+    # By an inverse that all elements of a thread with that number have in common: as close as torch's order is. Rows
+    # that registers keep, or that are few, have another order then.
+    monkeypatch.setattr("fuser.row_orders._suits_tree", lambda *_: False)
     torch.manual_seed(0)
     x = wide(2, 5, 32, 32)
     rows = x.transpose(0, 1).reshape(5, -1).double()
@@ -333,6 +335,43 @@ def test_counts_of_fast_numerics_divide_once(monkeypatch: pytest.MonkeyPatch) ->
     text = kernel_sources(register(group), [x, 1e-5], "cuda")[0].text
     assert "fuser_rough_count(" in text.partition("__global__")[2]
     assert "is_exact" not in text.partition("__global__")[2]
+
+
+# What registers hold between walks, in a block or in several; fewer channels than processors; and longer ones.
+@pytest.mark.parametrize(
+    ("sizes", "walks_once"),
+    [
+        ((64, 512, 14, 14), False), ((64, 256, 56, 56), False), ((64, 64, 112, 112), False),
+        ((32, 256, 128, 128), True), ((128, 512, 49, 49), True),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_order_of_fast_batch_norms(sizes: tuple[int, ...], walks_once: bool) -> None:
+    builder = GroupBuilder("fast")
+    x, eps = builder.add_input("input"), builder.add_input("eps", is_scalar=True)
+    function = composite_function("batch_norm", (4, False, False, False, True, 3))
+    group = builder.build(builder.apply(function, [x], [eps]))
+    given = [torch.empty(sizes, dtype=torch.bfloat16, device="meta"), 1e-5]
+    texts = [source.text.partition("__global__")[2] for source in kernel_sources(register(group), given, "cuda")]
+    assert any("fuser_rough_count(" in text for text in texts) == walks_once
+    assert any("__cluster_dims__" in text for text in texts) == (sizes[:2] == (64, 256))
+
+
+# Planes whose rows of threads are not full: what is not there is read elsewhere, by all threads alike.
+@pytest.mark.cpu
+@pytest.mark.parametrize("size", [7, 14, 25, 30])
+def test_planes_that_are_no_multiple_of_threads(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    x = wide(3, 5, size, size)
+    rows = x.transpose(0, 1).reshape(5, -1)
+    want = as_threads_do("batch_norm_planes", [rows], is_across=False, step=next_plane, merge=merge_plane, plane=size)
+    for most, enough in ((32, 0), (1, 0), (1, 1 << 16)):
+        monkeypatch.setattr("fuser.ordered_access.MOST_ELEMENTS", most)
+        monkeypatch.setattr("fuser.ordered_access.ENOUGH_THREADS", enough)
+        out, mean, rstd = run("batch_norm", (4, False, False, False, True, 3), input=x)
+        assert torch.equal(mean, want[0])
+        torch.testing.assert_close(rstd.double(), (rows.double().var(1, correction=0) + 1e-5).rsqrt())
+        torch.testing.assert_close(out, torch.nn.functional.batch_norm(x, None, None, training=True))
 
 
 # ATen has kernels of its own where a channel of a batch is one element, in whatever number of dimensions.

@@ -218,7 +218,7 @@ class OrderedElements(AlongText):
         place = self._place_of(item, site)
         if item.inner == 2:
             return f"fuser_gather<{vector}>({place}, {self.stride(item, 0)}, left)"
-        if self.order.schedule.pitch and item.inner and not item.is_counter:
+        if item.inner and not item.is_counter and site is self._main and not (self.order.has_edges or self._is_ragged):
             # What is missing is read elsewhere: vectors are on their way side by side, without a branch for each.
             return f"fuser_load<V, {item.access.width}>(left > 0 ? {place} : row.{item.name}, V)"
         return f"fuser_load<{vector}, {item.access.width if vector == 'V' else 1}>({place}, left)"

@@ -20,14 +20,10 @@ class AcrossText(RowText):
     def kernel(self) -> list[str]:
         """Write the kernel: the rows of a block, all passes of each."""
         tuning = self.loop.tuning
-        first, outer = self.kept[0], self.kept[1:]
         size = tuning.team * self.loop.vector
         vectors = [f"const auto {item.name} = {self._read(item, f'row.{item.name}')};" for item in self.row_inputs()]
         body = [
-            f"const fuser_index column = tile % groups * {size} + x * V;",
-            "const int left = column < width ? V : 0;",
-            "// Threads without a row go along: others wait for them.",
-            "const fuser_row row = fuser_find(a, (left > 0 ? column : 0) + tile / groups * width);",
+            *self._find_rows(size),
             *vectors,
             *(f"{self.loop.types[name]} {name}[V];" for name in self.loop.row_values),
         ]
@@ -52,14 +48,22 @@ class AcrossText(RowText):
             f"  constexpr int V = {self.loop.vector}, X = {tuning.team}, Y = {tuning.block // tuning.team}, "
             f"U = {tuning.unroll};",
             "  const int x = threadIdx.x % X, y = threadIdx.x / X;",
-            f"  const fuser_index length = {self.length}, width = {self.size(first)};",
-            f"  const fuser_index groups = (width + {size - 1}) / {size};",
-            f"  const fuser_index tiles = groups * {' * '.join([self.product(outer), pieces])};",
+            f"  const fuser_index length = {self.length}, rows = {self.product(self.kept)};",
+            f"  const fuser_index tiles = (rows + {size - 1}) / {size} * {pieces};",
             *indent(self._shared()),
             f"  for (fuser_index {name} = blockIdx.x; {name} < tiles; {name} += gridDim.x) {{",
             *indent(body, 2),
             "  }",
             "}",
+        ]
+
+    def _find_rows(self, size: int) -> list[str]:
+        # A thread's rows: those of a tile are one after another, whatever their dimensions, and vectors are whole.
+        return [
+            f"const fuser_index number = tile * {size} + x * V;",
+            "const int left = number < rows ? V : 0;",
+            "// Threads without a row go along: others wait for them.",
+            "const fuser_row row = fuser_find(a, left > 0 ? number : 0);",
         ]
 
     def _bounds(self) -> str:

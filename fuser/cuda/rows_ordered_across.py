@@ -32,7 +32,6 @@ class OrderedAcrossText(AcrossText):
         step, last = self.loop.passes
         assert step.element is not None, "it reduces something"
         tuning, kind = self.loop.tuning, "fuser_pass0::part"
-        first, size = self.kept[0], tuning.team * self.loop.vector
         part = "space.piece(X * V)"
         # Neighbouring threads have neighbouring slots.
         get = f"{part}.get((static_cast<size_t>(i) * V + k) * X + x)"
@@ -74,12 +73,9 @@ class OrderedAcrossText(AcrossText):
             ]
         body = [
             "const int x = threadIdx.x % X, y = threadIdx.x / X, block = blockIdx.x % B;",
-            f"const fuser_index length = {self.length}, width = {self.size(first)};",
-            f"const fuser_index groups = (width + {size - 1}) / {size}, tile = blockIdx.x / B;",
+            f"const fuser_index length = {self.length}, rows = {self.product(self.kept)}, tile = blockIdx.x / B;",
             *self._shared(),
-            f"const fuser_index column = tile % groups * {size} + x * V;",
-            "const int left = column < width ? V : 0;",
-            "const fuser_row row = fuser_find(a, (left > 0 ? column : 0) + tile / groups * width);",
+            *self._find_rows(tuning.team * self.loop.vector),
             *(f"const auto {item.name} = {self._read(item, f'row.{item.name}')};" for item in self.row_inputs()),
             *(f"{self.loop.types[name]} {name}[V];" for name in self.loop.row_values),
             *self._row_part(step, "block == 0 && y == 0"),
