@@ -1086,3 +1086,21 @@ def test_a_record_relies_on_the_values_of_its_trace() -> None:
     assert name == "a"
     del held["scale"]
     assert guards.split()[0][0][2] == 2.0
+
+
+def test_what_code_reaches_may_be_deeper_than_the_stack() -> None:
+    def add_one(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda x: function(x) + 1
+
+    function: Callable[[Any], Any] = abs
+    for _ in range(300):
+        function = add_one(function)
+    check(function, (torch.zeros(4),))
+
+
+def test_an_exported_module_with_dynamic_sizes() -> None:
+    # It holds the bounds of its sizes, numbers of sympy, from which all of sympy's code can be reached.
+    rows = {0: torch.export.Dim("rows", min=2)}
+    module = torch.export.export(torch.nn.Tanh(), (torch.ones(4, 9),), dynamic_shapes=(rows,)).module()
+    check(module, (torch.ones(4, 9),), (torch.ones(6, 9),))
+    assert len(find_guards(module).asked) < 100
