@@ -270,7 +270,13 @@ class _Tracer(fx.Tracer):
                     "later calls would go on with a generator that is made in the function: make it outside"
                 )
             return self.hold(a).node
-        return self._create_dict(a) if isinstance(a, dict) else super().create_arg(plain_number(a))
+        if isinstance(a, dict):
+            return self._create_dict(a)
+        made = super().create_arg(plain_number(a))
+        if isinstance(made, fx.Node) and made.op == "get_attr":
+            # What fx cannot write into code, as a mesh of devices: it has put it into a root of its own.
+            self.targets[str(made.target)] = a
+        return made
 
     def _create_dict(self, given: Any) -> Any:
         # fx makes a plain dict of whatever is one, and takes no symbols as keys.
