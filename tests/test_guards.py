@@ -249,6 +249,21 @@ def test_what_control_flow_asks_of_an_object_is_asked_again(name: str) -> None:
     check(function, *((value(),) for value in reversed(values)))
 
 
+def test_checks_of_torchs_hold_in_every_call(x: torch.Tensor) -> None:
+    def function(x: Any, n: int) -> Any:
+        torch._check(x.shape[0] < 6, lambda: f"{n} of too many rows")
+        torch._check_value(n >= 0)
+        return axpy(x, x, alpha=n) * 2
+
+    fused = check(function, (x, 2), (x[:3], 5))
+    with pytest.raises(RuntimeError, match="2 of too many rows"):
+        fused(torch.cat([x, x]), 2)
+    with pytest.raises(ValueError, match="Expected cond to be True"):
+        fused(x, -1)
+    with pytest.raises(TracingError, match="makes Python wait for its elements"):
+        fuser.fuse(lambda x: torch._check(x.sum() > 0) or x * 2)(x)
+
+
 def test_the_memory_of_what_is_computed_cannot_be_asked_for(x: torch.Tensor) -> None:
     with pytest.raises(TracingError):
         fuser.fuse(lambda x: x * 2 if x.relu().data_ptr() == x.data_ptr() else x)(x)
