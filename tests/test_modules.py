@@ -364,3 +364,13 @@ def test_cached_parametrizations_hold_tensors(name: str) -> None:
             parameter.mul_(2)
     torch.testing.assert_close(fused(x), module(x))
     assert not torch.equal(module(x), wanted)
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_a_part_may_be_compiled() -> None:
+    x, layer = draw((4, 9), torch.float32, seed=1), Layer()
+    module = nn.Sequential(torch.compile(layer, backend="fuser"), nn.ReLU())
+    fused = fuser.fuse(module)
+    for change in (lambda: None, layer.eval, lambda: setattr(layer, "factor", 0.5)):
+        change()
+        torch.testing.assert_close(fused(x), module(x))

@@ -403,7 +403,9 @@ class _GuardFinder:
             self._ask(len, part)
         held = vars(module)
         self.names.add("forward")
-        self._read(held, "training")
+        if "training" in held:
+            # Not in what torch.compile makes of a module, which asks the module.
+            self._read(held, "training")
         # What torch's own modules read cannot be seen in the user's code.
         is_torchs = type(module).__module__.partition(".")[0] == "torch"
         if is_torchs:
