@@ -97,6 +97,19 @@ def test_functors_of_what_data_select() -> None:
             unequal(x, mask[:, :] & (torch.arange(8) < 7))
 
 
+def test_a_kept_graph_is_not_taken_for_inputs_that_share_memory() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x.copy_(torch.relu(x + y)) + y
+
+    whole = draw((8, 8), torch.float32)
+    for take in (lambda x: x[4:].clone(), lambda x: x[:4].view(4, 8), lambda x: x[2:6], lambda x: x[4:].clone()):
+        torch._dynamo.reset()
+        mine, theirs = whole.clone(), whole.clone()
+        made = torch.compile(function, backend="fuser")(mine[:4], take(mine))
+        assert torch.equal(made, function(theirs[:4], take(theirs)))
+        assert torch.equal(mine, theirs)
+
+
 def test_fuel_of_a_compiled_model() -> None:
     # With other weights the product of all rows may grow, and the last bits of sin and tanh with it.
     torch.manual_seed(0)
