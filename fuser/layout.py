@@ -1,4 +1,4 @@
-"""Shapes and strides as torch's TensorIterator handles them, on plain integers. Strides are in elements.
+"""Shapes and strides as torch's TensorIterator handles them, on integers that may be symbols. Strides are in elements.
 
 Follows ``aten/src/ATen/TensorIterator.cpp``: broadcasting, the order of dimensions, the strides of a new output and
 the merging of dimensions. Nothing here sees a tensor.
@@ -7,8 +7,11 @@ the merging of dimensions. Nothing here sees a tensor.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cmp_to_key
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import torch
 
 from fuser.errors import ShapeError
 
@@ -19,6 +22,7 @@ __all__ = [
     "build_iteration_space",
     "contiguous_strides",
     "has_channels_last_format",
+    "holds",
     "infer_output_strides",
     "is_contiguous",
     "is_dense",
@@ -26,6 +30,28 @@ __all__ = [
 
 Shape = tuple[int, ...]
 Strides = tuple[int, ...]
+
+
+def holds(found: Any, *, is_asserted: bool = False) -> bool:
+    """Return what a comparison of sizes says, which may be symbols.
+
+    Of sizes that data decide (``x[x > 0]``) nobody knows: as for torch, they are none that they need not be. What is
+    asserted is found out when the program runs.
+    """
+    if not isinstance(found, torch.SymBool):
+        return bool(found)
+    # Symbols have imported it; it takes long.
+    from torch.fx.experimental.symbolic_shapes import expect_true, guard_or_false  # noqa: PLC0415
+
+    return bool(expect_true(found) if is_asserted else guard_or_false(found))
+
+
+def _at_least_one(size: Any) -> Any:
+    return torch.sym_max(size, 1) if isinstance(size, torch.SymInt) else max(size, 1)  # type: ignore[no-untyped-call]
+
+
+def _are_equal(one: Sequence[int], other: Sequence[int]) -> bool:
+    return len(one) == len(other) and all(holds(a == b) for a, b in zip(one, other, strict=True))
 
 
 class IterationSpace(NamedTuple):
@@ -60,9 +86,9 @@ def broadcast_shapes(shapes: Sequence[Shape]) -> Shape:
             result = [1] * (len(shape) - len(result)) + result
         for back in range(1, len(shape) + 1):
             have, new = result[-back], shape[-back]
-            if have == 1:
+            if holds(have == 1):
                 result[-back] = new
-            elif new not in (1, have):
+            elif not holds(new == 1) and not holds(new == have, is_asserted=True):
                 raise ShapeError(
                     f"The size of tensor a ({have}) must match the size of tensor b ({new}) "
                     f"at non-singleton dimension {len(result) - back}"
@@ -74,7 +100,7 @@ def broadcast_strides(shape: Shape, strides: Strides, to: Shape) -> Strides:
     """Return the strides that read a tensor of ``shape`` as if it had shape ``to``: 0 where it is repeated."""
     lead = len(to) - len(shape)
     own = tuple(
-        0 if size == 1 and wanted != 1 else stride
+        0 if holds(size == 1) and not holds(wanted == 1) else stride
         for size, stride, wanted in zip(shape, strides, to[lead:], strict=True)
     )
     return (0,) * lead + own
@@ -84,18 +110,18 @@ def contiguous_strides(shape: Shape) -> Strides:
     """Return the strides of a new contiguous tensor of ``shape``."""
     strides = [1] * len(shape)
     for dim in range(len(shape) - 2, -1, -1):
-        strides[dim] = strides[dim + 1] * max(shape[dim + 1], 1)
+        strides[dim] = strides[dim + 1] * _at_least_one(shape[dim + 1])
     return tuple(strides)
 
 
 def is_contiguous(shape: Shape, strides: Strides, order: Sequence[int] | None = None) -> bool:
     """Whether the elements lie densely with dimensions nested as in ``order`` (innermost last; default: as is)."""
-    if 0 in shape:
+    if any(holds(size == 0) for size in shape):
         return True
     expected = 1
     for dim in reversed(order if order is not None else range(len(shape))):
-        if shape[dim] != 1:
-            if strides[dim] != expected:
+        if not holds(shape[dim] == 1):
+            if not holds(strides[dim] == expected):
                 return False
             expected *= shape[dim]
     return True
@@ -104,14 +130,14 @@ def is_contiguous(shape: Shape, strides: Strides, order: Sequence[int] | None = 
 def has_channels_last_format(shape: Shape, strides: Strides) -> bool:
     """Whether the format that torch suggests for what is made like a tensor is one of channels last."""
     rank = len(shape)
-    if rank not in (4, 5) or strides[1] == 0:
+    if rank not in (4, 5) or holds(strides[1] == 0):
         return False
     least = 0
     for dim in (1, *range(rank - 1, 1, -1), 0):
         # What could be row-major as well, is.
-        if shape[dim] == 0 or strides[dim] < least or (dim == 0 and least == strides[1]):
+        if holds(shape[dim] == 0) or holds(strides[dim] < least) or (dim == 0 and holds(least == strides[1])):
             return False
-        least = strides[dim] * max(shape[dim], 1)
+        least = strides[dim] * _at_least_one(shape[dim])
     return True
 
 
@@ -122,8 +148,7 @@ def infer_output_strides(shape: Shape, operands: Sequence[tuple[Shape, Strides]]
         shape: the broadcast shape.
         operands: shape and strides of each input, in order; Python numbers count as 0-dim tensors.
     """
-    # Lengths first: a comparison of sizes that are symbols becomes a guard.
-    if all(len(own) == len(shape) and own == shape for own, _ in operands):
+    if all(_are_equal(own, shape) for own, _ in operands):
         fast = _fast_strides(shape, [strides for _, strides in operands])
         if fast is not None:
             return fast
@@ -178,7 +203,7 @@ def _fast_strides(shape: Shape, all_strides: Sequence[Strides]) -> Strides | Non
     if channels_last and all(is_contiguous(shape, strides, channels_last) for strides in all_strides):
         return _strides_in_order(shape, channels_last)
     # No set: symbolic sizes have no hash.
-    if all(strides == all_strides[0] for strides in all_strides) and is_dense(shape, all_strides[0]):
+    if all(_are_equal(strides, all_strides[0]) for strides in all_strides) and is_dense(shape, all_strides[0]):
         return all_strides[0]
     return None
 
@@ -193,22 +218,25 @@ def _strides_in_order(shape: Shape, order: Sequence[int]) -> Strides:
     step = 1
     for dim in reversed(order):
         strides[dim] = step
-        step *= max(shape[dim], 1)
+        step *= _at_least_one(shape[dim])
     return tuple(strides)
 
 
 def is_dense(shape: Shape, strides: Strides) -> bool:
     """Whether the elements lie densely without sharing memory: some order of the dimensions makes it contiguous."""
-    if 0 in shape:
+    if any(holds(size == 0) for size in shape):
         return True
-    order = sorted(range(len(shape)), key=lambda dim: (bool(shape[dim] >= 2), strides[dim]))
+    pairs = [(stride, size) for stride, size in zip(strides, shape, strict=True) if not holds(size < 2)]
     expected = 1
-    for dim in order:
-        if shape[dim] >= 2:
-            if strides[dim] != expected:
-                return False
-            expected *= shape[dim]
+    for stride, size in sorted(pairs, key=cmp_to_key(_compare_strides)):
+        if not holds(stride == expected):
+            return False
+        expected *= size
     return True
+
+
+def _compare_strides(one: tuple[int, int], other: tuple[int, int]) -> int:
+    return holds(one[0] > other[0]) - holds(one[0] < other[0])
 
 
 def _dimension_order(shape: Shape, operands: Sequence[Strides]) -> list[int]:
@@ -229,10 +257,10 @@ def _dimension_order(shape: Shape, operands: Sequence[Strides]) -> list[int]:
 def _compare_dimensions(dim0: int, dim1: int, shape: Shape, operands: Sequence[Strides]) -> int:
     for strides in operands:
         stride0, stride1 = strides[dim0], strides[dim1]
-        if stride0 == 0 or stride1 == 0:
+        if holds(stride0 == 0) or holds(stride1 == 0):
             continue
-        if stride0 != stride1:
-            return 1 if stride0 > stride1 else -1
-        if shape[dim0] > shape[dim1]:
+        if not holds(stride0 == stride1):
+            return 1 if holds(stride0 > stride1) else -1
+        if holds(shape[dim0] > shape[dim1]):
             return 1
     return 0

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+from torch import fx
 
 from fuser.errors import ArgumentError, describe_type
 from fuser.fused_kernel import ListPacker
@@ -17,6 +18,9 @@ from fuser.kernel_spec import KernelSpec
 from fuser.plan import Buffer, start
 
 __all__ = ["Extent", "ListCall", "ListRecord", "ListStep", "ListTarget", "are_apart"]
+
+# What an ordinary call makes: tensors, and while it is traced what stands for them.
+_VALUES = (fx.Proxy, torch.Tensor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +68,11 @@ class ListCall:
                 self.fn(*items, out=outs[0] if len(outs) == 1 else outs, **self.scalars)
                 continue
             made = self.fn(*items, **self.scalars)
-            made = (made,) if isinstance(made, torch.Tensor) else made
-            if not isinstance(made, list | tuple) or not all(isinstance(item, torch.Tensor) for item in made):
+            is_traced = isinstance(made, fx.Proxy)
+            if is_traced and self.output_count > 1:
+                made = tuple([made[slot] for slot in range(self.output_count)])
+            made = (made,) if isinstance(made, _VALUES) else made
+            if not isinstance(made, list | tuple) or not all(isinstance(item, _VALUES) for item in made):
                 raise ArgumentError(f"foreach takes functions of which tensors come; got {describe_type(made)}")
             results = results or [[None] * self.count for _ in made]
             for own, item in zip(results, made, strict=True):

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, overload
 
 import torch
+from torch import fx
 
 from fuser.dtypes import plain_number
 from fuser.errors import ArgumentError, describe_type, shows_users_frames
@@ -85,7 +86,7 @@ def _read_call(
 ) -> ListCall:
     is_list = tuple([isinstance(item, list | tuple) for item in arguments])
     for item, own in zip(arguments, is_list, strict=True):
-        if not own and isinstance(item, Iterable) and not isinstance(item, torch.Tensor):
+        if not own and isinstance(item, Iterable) and not isinstance(item, fx.Proxy | torch.Tensor):
             # Such as module.parameters().
             hint = "; list(...) makes one of it" if isinstance(item, Iterator) else ""
             raise ArgumentError(f"foreach takes lists of tensors, got {describe_type(item)}{hint}")

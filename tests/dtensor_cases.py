@@ -325,6 +325,18 @@ def strided_shards_stay_where_they_are(mesh: DeviceMesh) -> None:
 
 
 @case
+def fused_functions_redistribute(mesh: DeviceMesh) -> None:
+    @fuser.fuse
+    def function(x: DTensor, y: DTensor) -> DTensor:
+        whole_rows = AXPY(x, y, alpha=2.0).redistribute(mesh, [Replicate()] * mesh.ndim)
+        return torch.relu(whole_rows) * y
+
+    x, y = make(mesh, (5, 4), Shard(0)), make(mesh, (5, 4), Shard(0))
+    for _ in range(2):
+        same(function(x, y), function.function(x, y))
+
+
+@case
 def results_of_collectives_are_waited_for(mesh: DeviceMesh) -> None:
     x = make(mesh, (5, 4), Partial())
     full = whole(x)

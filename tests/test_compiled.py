@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from functors import draw
+from functors import draw, functor
 from torch import nn
 from torch._dynamo.utils import counters
 from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
@@ -21,6 +21,9 @@ from fuser.fx.flat import flatten
 from fuser.resizing import find_resizer
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("fresh_dynamo")]
+
+
+axpy = functor("axpy")
 
 
 class Model(nn.Module):
@@ -70,6 +73,41 @@ def test_explain_compiles_sizes_as_the_function_was_compiled(*, dynamic: bool) -
     launches = fuser.stats()["launches"]
     # Of unknown sizes it is torch's operator.
     assert len(fuser.explain(compiled, x).graphs[0].groups) == launches == 1 + dynamic
+
+
+def selects(x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    flat, rows = x[mask], x[mask[:, 0]]
+    images = x.view(4, 2, 2, 2)[mask[:, 0]].permute(0, 3, 1, 2)
+    return axpy(flat, x[mask], alpha=2.0), axpy(rows.t(), rows.t()) * 2, axpy(images, images[:, :1]), axpy(rows, x[0])
+
+
+def test_functors_of_what_data_select() -> None:
+    x = draw((4, 8), torch.float32).requires_grad_()
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = torch.compile(selects, backend="fuser", fullgraph=True)
+        for rows in (3, 1, 2):
+            mask = torch.arange(4)[:, None].expand(4, 8) < rows
+            made, wanted = compiled(x, mask), selects(x, mask)
+            for one, other in zip(made, wanted, strict=True):
+                assert torch.equal(one, other)
+            gradients = [torch.autograd.grad(sum(item.sum() for item in items), x)[0] for items in (made, wanted)]
+            assert torch.equal(*gradients)
+        unequal = torch.compile(lambda x, mask: axpy(x[mask], x[mask.logical_not()]), backend="fuser", fullgraph=True)
+        with pytest.raises(RuntimeError, match="Runtime assertion failed"):
+            unequal(x, mask[:, :] & (torch.arange(8) < 7))
+
+
+def test_a_kept_graph_is_not_taken_for_inputs_that_share_memory() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x.copy_(torch.relu(x + y)) + y
+
+    whole = draw((8, 8), torch.float32)
+    for take in (lambda x: x[4:].clone(), lambda x: x[:4].view(4, 8), lambda x: x[2:6], lambda x: x[4:].clone()):
+        torch._dynamo.reset()
+        mine, theirs = whole.clone(), whole.clone()
+        made = torch.compile(function, backend="fuser")(mine[:4], take(mine))
+        assert torch.equal(made, function(theirs[:4], take(theirs)))
+        assert torch.equal(mine, theirs)
 
 
 def test_fuel_of_a_compiled_model() -> None:

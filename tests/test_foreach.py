@@ -296,6 +296,23 @@ def test_functions_of_several_kernels_and_traces() -> None:
     check(fuser.foreach(branching, xs), [2 * xs[0], (4 * xs[1]).cumsum(0) * 2])
 
 
+@pytest.mark.cpu
+def test_lists_inside_a_fused_function() -> None:
+    xs, ys = make("cpu", sizes=(5, 7)), make("cpu", sizes=(5, 7))
+    scaled = fuser.fuse(lambda x, by: axpy(x, x) * by)
+
+    @fuser.fuse
+    def step(xs: list[Tensor], ys: list[Tensor], by: float, out: list[Tensor]) -> Any:
+        products, differences = fuser.foreach(both, xs, ys)
+        fuser.foreach(axpy, by, ys, out=out)
+        return [*fuser.foreach(axpy, products, differences, alpha=by), *fuser.foreach(scaled, xs, by)]
+
+    for by in (0.5, 2.0):
+        outs = [[torch.empty_like(x) for x in xs] for _ in range(2)]
+        check(step(xs, ys, by, outs[0]), step.function(xs, ys, by, outs[1]))
+        check(outs[0], outs[1])
+
+
 @pytest.mark.nvrtc
 def test_cuda_text_compiles() -> None:
     where = torch.device("cuda", 0)

@@ -249,6 +249,21 @@ def test_what_control_flow_asks_of_an_object_is_asked_again(name: str) -> None:
     check(function, *((value(),) for value in reversed(values)))
 
 
+def test_checks_of_torchs_hold_in_every_call(x: torch.Tensor) -> None:
+    def function(x: Any, n: int) -> Any:
+        torch._check(x.shape[0] < 6, lambda: f"{n} of too many rows")
+        torch._check_value(n >= 0)
+        return axpy(x, x, alpha=n) * 2
+
+    fused = check(function, (x, 2), (x[:3], 5))
+    with pytest.raises(RuntimeError, match="2 of too many rows"):
+        fused(torch.cat([x, x]), 2)
+    with pytest.raises(ValueError, match="Expected cond to be True"):
+        fused(x, -1)
+    with pytest.raises(TracingError, match="makes Python wait for its elements"):
+        fuser.fuse(lambda x: torch._check(x.sum() > 0) or x * 2)(x)
+
+
 def test_the_memory_of_what_is_computed_cannot_be_asked_for(x: torch.Tensor) -> None:
     with pytest.raises(TracingError):
         fuser.fuse(lambda x: x * 2 if x.relu().data_ptr() == x.data_ptr() else x)(x)
@@ -1146,3 +1161,21 @@ def test_a_record_relies_on_the_values_of_its_trace() -> None:
     assert name == "a"
     del held["scale"]
     assert guards.split()[0][0][2] == 2.0
+
+
+def test_what_code_reaches_may_be_deeper_than_the_stack() -> None:
+    def add_one(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda x: function(x) + 1
+
+    function: Callable[[Any], Any] = abs
+    for _ in range(300):
+        function = add_one(function)
+    check(function, (torch.zeros(4),))
+
+
+def test_an_exported_module_with_dynamic_sizes() -> None:
+    # It holds the bounds of its sizes, numbers of sympy, from which all of sympy's code can be reached.
+    rows = {0: torch.export.Dim("rows", min=2)}
+    module = torch.export.export(torch.nn.Tanh(), (torch.ones(4, 9),), dynamic_shapes=(rows,)).module()
+    check(module, (torch.ones(4, 9),), (torch.ones(6, 9),))
+    assert len(find_guards(module).asked) < 100

@@ -390,3 +390,13 @@ def test_modules_that_hold_no_python_stay_where_they_are(make: Any) -> None:
     assert len(fused.groups) == 1
     fused(x).sum().backward()
     assert inner.weight.grad is not None
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_a_part_may_be_compiled() -> None:
+    x, layer = draw((4, 9), torch.float32, seed=1), Layer()
+    module = nn.Sequential(torch.compile(layer, backend="fuser"), nn.ReLU())
+    fused = fuser.fuse(module)
+    for change in (lambda: None, layer.eval, lambda: setattr(layer, "factor", 0.5)):
+        change()
+        torch.testing.assert_close(fused(x), module(x))

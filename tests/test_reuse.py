@@ -45,6 +45,7 @@ def check(function: Function, *inputs: Tensor, count: int) -> None:
 
 
 X, Y = torch.randn(40, 64), torch.randn(64, 64)
+COLLECTIVES = torch.ops._c10d_functional
 
 
 @pytest.mark.cpu
@@ -61,6 +62,67 @@ def test_the_last_reader_writes_where_it_read(function: Function) -> None:
     run, told = compiled(function, X, Y)
     assert told
     assert all(torch.equal(*pair) for pair in zip(run([X, Y]), function(X, Y), strict=True))
+
+
+def gathered_late(x: Tensor) -> tuple[Tensor, Tensor]:
+    own = x.neg()
+    pending = COLLECTIVES.all_gather_into_tensor(own, 1, "0")
+    other = (own + own.cumprod(0)).abs()
+    return COLLECTIVES.wait_tensor(pending), other
+
+
+def gathered_at_once(x: Tensor) -> tuple[Tensor, Tensor]:
+    own = x.neg()
+    gathered = COLLECTIVES.wait_tensor(COLLECTIVES.all_gather_into_tensor(own, 1, "0"))
+    return gathered, (own + own.cumprod(0)).abs()
+
+
+def updated_meanwhile(x: Tensor) -> Tensor:
+    pending = COLLECTIVES.all_gather_into_tensor(x, 1, "0")
+    updated = x * 2
+    gathered: Tensor = COLLECTIVES.wait_tensor(pending).cumprod(0)
+    x.copy_(updated)
+    return gathered
+
+
+def updated_afterwards(x: Tensor) -> Tensor:
+    gathered: Tensor = COLLECTIVES.wait_tensor(COLLECTIVES.all_gather_into_tensor(x, 1, "0")).cumprod(0)
+    x.copy_(x * 2)
+    return gathered
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize(
+    ("function", "written"),
+    [
+        (gathered_late, ["cumprod"]),
+        (gathered_at_once, ["fusion_0"]),
+        (updated_meanwhile, []),
+        (updated_afterwards, ["x_1"]),
+    ],
+)
+def test_what_a_collective_was_given_is_not_written_before_somebody_waits(
+    function: Function, written: list[str]
+) -> None:
+    _, told = compiled(function, X)
+    assert [str(node.kwargs["out"]) for node in told] == written
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("is_waited_for", [True, False])
+def test_what_a_collective_was_given_is_scattered_to_when_somebody_has_waited(*, is_waited_for: bool) -> None:
+    def function(x: Tensor) -> Tensor:
+        gathered = COLLECTIVES.all_gather_into_tensor(x, 1, "0")
+        gathered = COLLECTIVES.wait_tensor(gathered) if is_waited_for else gathered
+        filled = x.index_fill(0, torch.arange(2), 1.0)
+        gathered = gathered if is_waited_for else COLLECTIVES.wait_tensor(gathered)
+        x.copy_(filled)
+        return gathered
+
+    graph_module = make_fx(function, tracing_mode="fake")(X)
+    compile_graph(graph_module, "strict")
+    targets = [node.target for node in graph_module.graph.nodes]
+    assert (torch.ops.aten.index_fill_.int_Scalar in targets) == is_waited_for
 
 
 @pytest.mark.cpu

@@ -16,6 +16,7 @@ import torch.nn.functional as F  # noqa: N812
 from functors import draw, functor
 from torch import fx
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 import fuser
 from fuser.errors import ArgumentError, DeviceError, GradientError, ShapeError, TracingError, UnsupportedError
@@ -112,6 +113,22 @@ def test_a_function_that_torch_does_not_know_may_write(x: torch.Tensor) -> None:
 
     for one, other in zip(fuser.fuse(function)(x + 1, x), function(x + 1, x), strict=True):
         assert torch.equal(one, other)
+
+
+def unflatten(parts: Any, spec: pytree.TreeSpec) -> Any:
+    return pytree.tree_unflatten(parts, spec)
+
+
+fx.wrap("unflatten")
+
+
+def test_a_constant_that_fx_cannot_write_into_code(x: torch.Tensor) -> None:
+    _, spec = pytree.tree_flatten({"first": 0, "rest": [0]})
+    fused = fuser.fuse(lambda x: unflatten([torch.relu(x) + 1, x * 2], spec))
+    for _ in range(2):
+        made = fused(x)
+        assert torch.equal(made["first"], torch.relu(x) + 1)
+        assert torch.equal(made["rest"][0], x * 2)
 
 
 def test_in_place_operators_write(x: torch.Tensor) -> None:

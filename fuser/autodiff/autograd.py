@@ -26,7 +26,7 @@ from fuser.dtypes import Rank
 from fuser.errors import GradientError, UntranslatableError
 from fuser.kernel_spec import KernelSpec, ValueLayout, infer_layouts
 from fuser.launcher import record_through
-from fuser.layout import Shape
+from fuser.layout import Shape, holds
 from fuser.route import (
     GroupCall,
     call,
@@ -174,7 +174,7 @@ def _find_strided_gradients(ctx: Any, grads: Sequence[torch.Tensor | None]) -> l
             shape = shapes[target]
             if part.dim() != len(shape) or part.shape != shape:
                 # Not Size.numel, which symbols do not survive.
-                is_added_up = part.numel() == math.prod(shape)
+                is_added_up = holds(part.numel() == math.prod(shape))
                 part = part.view(shape) if is_added_up else part.sum_to_size(shape)
             if part.device != case.devices[target]:
                 part = part.to(case.devices[target])

@@ -206,7 +206,7 @@ def fuser_backend(
         # What runs is another function, and the code of graph modules is written for those who ask.
         _use_lazy_graph_module(True),
         functorch_config.patch(bundled_autograd_cache=is_kept, force_non_lazy_backward_lowering=True),
-        compiler_config.patch(cache_key_tag=_cache_tag(chosen["numerics"])),  # type: ignore[attr-defined]
+        compiler_config.patch(cache_key_tag=_cache_tag(chosen["numerics"], example_inputs)),  # type: ignore[attr-defined]
     ):
         compiled: Callable[..., Any] = backend(graph_module, example_inputs)
     return compiled
@@ -245,10 +245,20 @@ def _first_under(run: Callable[[list[Any]], Any], **settings: Any) -> Callable[[
     return run_first
 
 
-def _cache_tag(numerics: str | None) -> str:
-    """Return what a compiled graph depends on beside what AOTAutograd looks at: settings, and fuser itself."""
+def _cache_tag(numerics: str | None, inputs: Sequence[Any] = ()) -> str:
+    """Return what a graph depends on beside what AOTAutograd's key has: settings, aliases, and fuser itself."""
     key = config.code_key(numerics=numerics or config.numerics)
-    return f"{compiler_config.cache_key_tag} fuser {_fingerprint()} {key} {latest()} {describe_choice()}"
+    known = f"{compiler_config.cache_key_tag} fuser {_fingerprint()} {key} {latest()} {describe_choice()}"
+    return f"{known} {_find_aliases(inputs)}"
+
+
+def _find_aliases(inputs: Sequence[Any]) -> list[list[tuple[int, Any]]]:
+    # Which inputs lie in one memory, and where: what is written to one of them is written to others.
+    found: dict[int, list[tuple[int, Any]]] = {}
+    for slot, item in enumerate(inputs):
+        if isinstance(item, torch.Tensor) and torch._C._has_storage(item):
+            found.setdefault(item.untyped_storage()._cdata, []).append((slot, item.storage_offset()))
+    return [shared for shared in found.values() if len(shared) > 1]
 
 
 @functools.cache

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from fuser.fx.fusion_node import FusionModule
-from fuser.fx.nodes import is_fresh, is_static
+from fuser.fx.nodes import is_fresh, is_static, still_reads
 
 __all__ = [
     "allocate",
@@ -165,7 +165,7 @@ def _find_last_write(item: fx.Node, node: fx.Node, slots: Mapping[fx.Node, int])
                 continue
             if slots[user] >= slots[node]:
                 return None
-            seen += [user] if not is_fresh(user) else []
+            seen += [user] if still_reads(user) else []
     return copy
 
 

@@ -3,7 +3,7 @@
 What a function can read is found in its code: the names in it, those of the functions it can reach, and of their
 classes. An object is compared in the attributes that some of that code names, a container in all of its items, a module
 of torch's in all that its ``forward`` can see. Names that are made at run time (``getattr(x, name)``) stand for all
-attributes. What belongs to torch, to the standard library or to fuser is compared by identity alone.
+attributes. What belongs to torch, to the standard library, to sympy or to fuser is compared by identity alone.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ _IMPLIED = {
     "FORMAT_SIMPLE": ("__repr__",),
     "CONVERT_VALUE": ("__repr__",),
 }
-_FOREIGN = sys.stdlib_module_names | {"torch", "fuser", "numpy"}
+# Sizes of torch's graphs are expressions of sympy, which do not change.
+_FOREIGN = sys.stdlib_module_names | {"torch", "fuser", "numpy", "sympy"}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -189,6 +190,7 @@ def find_guards(*roots: Any) -> Guards:
         reader = _GuardFinder(names)
         for root in roots:
             reader.visit(root)
+        reader.walk()
         if len(names) == count:
             return reader.build()
 
@@ -199,6 +201,8 @@ class _GuardFinder:
     def __init__(self, names: set[str]) -> None:
         self.names = names
         self._seen: dict[int, Any] = {}
+        # What was seen and is not looked into yet. A stack of our own: what code reaches is deeper than Python's.
+        self._waiting: list[Any] = []
         self._reads: dict[tuple[int, Any], tuple[dict[Any, Any], Any, Any]] = {}
         self._attributes: list[tuple[Any, str, Any]] = []
         self._asked: list[tuple[Callable[[Any], Any], Any, Any]] = []
@@ -217,8 +221,15 @@ class _GuardFinder:
         if is_proxy(value):
             raise TracingError("an earlier trace left a symbol in what the function can reach")
         self._seen[id(value)] = value
-        if isinstance(value, torch.Tensor):
-            return
+        if not isinstance(value, torch.Tensor):
+            self._waiting.append(value)
+
+    def walk(self) -> None:
+        """Look into what was visited, and into what that leads to."""
+        while self._waiting:
+            self._look_into(self._waiting.pop())
+
+    def _look_into(self, value: Any) -> None:
         # A mode that code has under another name, or as an object.
         kinds = (value if isinstance(value, type) else type(value)).__mro__
         self.names.update(

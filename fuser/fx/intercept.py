@@ -20,7 +20,15 @@ from fuser.fx.guards import Guards
 from fuser.fx.symbols import Symbol, is_symbol, is_tensor
 from fuser.jit_function import JitFunction
 
-__all__ = ["MATH", "Intercept", "builtins_ask_symbols", "is_traced", "math_takes_symbols", "sizes_may_be_symbols"]
+__all__ = [
+    "MATH",
+    "Intercept",
+    "builtins_ask_symbols",
+    "checks_ask_symbols",
+    "is_traced",
+    "math_takes_symbols",
+    "sizes_may_be_symbols",
+]
 
 # The functions of Python's math module by name.
 MATH: dict[str, Callable[..., Any]] = {
@@ -102,6 +110,22 @@ def builtins_ask_symbols(guards: Guards) -> Iterator[None]:
     finally:
         for (_, name), held in found.items():
             del held[name]
+
+
+@contextmanager
+def checks_ask_symbols() -> Iterator[None]:
+    """Let ``torch._check`` and its like ask a symbol what it stands for, meanwhile: they take nothing but bools."""
+    held = vars(torch)
+    before = held["_check_with"]
+
+    def check(error: type[Exception], condition: Any, message: Any) -> None:
+        before(error, bool(condition) if is_symbol(condition) else condition, message)
+
+    held["_check_with"] = check
+    try:
+        yield
+    finally:
+        held["_check_with"] = before
 
 
 @contextmanager

@@ -45,12 +45,14 @@ __all__ = [
     "is_copy",
     "is_fresh",
     "is_fusible",
+    "is_pending",
     "is_random",
     "is_size",
     "is_static",
     "may_alias",
     "may_be_number",
     "read_nodes",
+    "still_reads",
     "takes_item",
 ]
 
@@ -183,6 +185,21 @@ def is_fresh(node: fx.Node) -> bool:
     if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return node.op == "call_module" or not may_alias(node)
+
+
+def is_pending(node: fx.Node) -> bool:
+    """Whether what a node was given is read until somebody waits for what it returns, or for the item that it is."""
+    if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "_c10d_functional":
+        return False
+    return target._opname != "wait_tensor"
+
+
+def still_reads(node: fx.Node) -> bool:
+    """Whether who reads what a node returns may read what it was given."""
+    return not is_fresh(node) or is_pending(node)
 
 
 def takes_item(user: fx.Node, call: OpCall) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fuser.fx.nodes import IS_WRITTEN, add_call, is_barrier, is_fresh, may_alias
+from fuser.fx.nodes import IS_WRITTEN, add_call, is_barrier, may_alias, still_reads
 
 __all__ = ["mark_scatters", "write_scatters_in_place"]
 
@@ -90,7 +90,7 @@ def _is_last_reader(node: fx.Node, chain: list[fx.Node], copy: fx.Node, slots: M
             continue
         if user is not base and user not in inside and slots[user] > slots[node]:
             return False
-        if user is not base and user not in inside and not is_fresh(user):
+        if user is not base and user not in inside and still_reads(user):
             seen.add(user)
     rest = (*node.args[1:], *node.kwargs.values())
     given = [_written(node)] if node.target in _VIEWS else rest

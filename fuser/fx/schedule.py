@@ -17,7 +17,7 @@ from torch import fx
 
 from fuser.fx.fusion_node import FusionModule
 from fuser.fx.gains import count_bytes
-from fuser.fx.nodes import is_barrier, is_fresh, is_random
+from fuser.fx.nodes import is_barrier, is_fresh, is_pending, is_random
 
 __all__ = ["find_memory", "free_early", "mark_own"]
 
@@ -161,9 +161,14 @@ def _is_fixed(graph_module: fx.GraphModule, node: fx.Node) -> bool:
 
 
 def find_memory(graph: fx.Graph) -> dict[fx.Node, set[fx.Node]]:
-    """Return in whose memory each value lies: of its own, an item of a tuple too, or of what it is a view of."""
+    """Return in whose memory each value lies: of its own, an item of a tuple too, or of what it is a view of.
+
+    Who waits for the result of a collective reads all that was given to it.
+    """
     found: dict[fx.Node, set[fx.Node]] = {}
     for node in graph.nodes:
         is_own = not _is_view(node) or (node.target is operator.getitem and is_fresh(node))
-        found[node] = {node} if is_own else {base for source in node.all_input_nodes for base in found[source]}
+        found[node] = {node} if is_own else set()
+        if not is_own or is_pending(node):
+            found[node].update(base for source in node.all_input_nodes for base in found[source])
     return found

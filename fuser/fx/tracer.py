@@ -33,7 +33,14 @@ from fuser.fx.arguments import NUMBER, Key, is_as_given, name_leaves, rebuild
 from fuser.fx.examples import Examples, Facts, Unknown, find_facts, find_kind
 from fuser.fx.finished import finish_graph
 from fuser.fx.guards import Guards, find_guards, find_modes
-from fuser.fx.intercept import MATH, Intercept, builtins_ask_symbols, math_takes_symbols, sizes_may_be_symbols
+from fuser.fx.intercept import (
+    MATH,
+    Intercept,
+    builtins_ask_symbols,
+    checks_ask_symbols,
+    math_takes_symbols,
+    sizes_may_be_symbols,
+)
 from fuser.fx.nodes import is_size
 from fuser.fx.symbols import IN_PLACE, SequenceSymbol, Symbol, is_symbol, is_tensor
 from fuser.fx.writes import split_batch_norm
@@ -161,6 +168,7 @@ class _Tracer(fx.Tracer):
                 Intercept(self),
                 keeping_nothing(),
                 builtins_ask_symbols(guards),
+                checks_ask_symbols(),
                 math_takes_symbols(),
                 sizes_may_be_symbols(guards),
             ):
@@ -270,7 +278,13 @@ class _Tracer(fx.Tracer):
                     "later calls would go on with a generator that is made in the function: make it outside"
                 )
             return self.hold(a).node
-        return self._create_dict(a) if isinstance(a, dict) else super().create_arg(plain_number(a))
+        if isinstance(a, dict):
+            return self._create_dict(a)
+        made = super().create_arg(plain_number(a))
+        if isinstance(made, fx.Node) and made.op == "get_attr":
+            # What fx cannot write into code, as a mesh of devices: it has put it into a root of its own.
+            self.targets[str(made.target)] = a
+        return made
 
     def _create_dict(self, given: Any) -> Any:
         # fx makes a plain dict of whatever is one, and takes no symbols as keys.
