@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import reductions
+from benchmarks import reductions, shapes
 from fuser.config import config
 
 CPU = torch.device("cpu")
@@ -52,3 +52,19 @@ def test_geometric_means() -> None:
 
     records = [record("a", 1.0), record("b", 4.0), record("own c", 3.0), record("d", 0.5, is_backward=True)]
     assert reductions.summarize(records) == {"fuser, forward": 2.0, "fuser, own": 3.0, "fuser, backward": 0.5}
+
+
+def test_shapes_of_models_are_summarised() -> None:
+    def record(case: str, *times: float, equal: bool = True) -> dict[str, Any]:
+        peers: dict[str, Any] = {name: {"gpu_us": time} for name, time in zip(shapes.PEERS, times, strict=True)}
+        peers["fuser"]["equal"] = equal
+        return {"case": case, "is_backward": False, "peers": peers}
+
+    failed = {"case": "c", "is_backward": True, "peers": {"eager": {"gpu_us": 1.0}, "fuser": {"failed": "so"}}}
+    records = [record("a", 4.0, 1.0, 2.0, 2.0), record("b", 1.0, 4.0, 2.0, 8.0, equal=False), failed]
+    found = shapes.summarize(records)
+    assert found["fuser by eager"] == {"mean": 1.0, "cases": 2, "slowest": ["b: 4.00"]}
+    assert found["fuser fast by inductor"]["mean"] == 0.5
+    assert found["not equal"] == ["b"]
+    names = [str(case) for case in shapes.find_cases()]
+    assert len(set(names)) == len(names) > 200
