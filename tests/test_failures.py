@@ -94,6 +94,7 @@ def repair(path: Path) -> None:
 BROKEN = {
     "killed": ("kill -9 $$", "it was ended by SIGKILL"),
     "interrupted": ("kill -2 $$", "it was ended by SIGINT"),
+    "ended by a signal without a name": ("kill -40 $$", "it was ended by signal 40"),
     "silent": ("exit 1", "exit status 1"),
     "no output": ("exit 0", "it wrote none"),
     "no UTF-8": (r"printf 'error: \377\376\n'; exit 1", "exit status 1: error: ��"),

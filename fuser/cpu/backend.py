@@ -374,7 +374,9 @@ def _explained(program: str) -> Iterator[None]:
 def _describe(status: int, log: str) -> str:
     """Return in one line why a compiler failed: the same in every process, so that a reason is said once."""
     if status < 0:
-        return f"it was ended by {signal.Signals(-status).name}"
+        # Real-time signals have no name.
+        name = next((item.name for item in signal.Signals if item == -status), f"signal {-status}")
+        return f"it was ended by {name}"
     lines = [line for line in log.splitlines() if line.strip()]
     telling = [line for pattern in (_OF_THE_MACHINE, _ERROR) for line in lines if pattern.search(line)]
     said = [_TEMPORARY.sub("...", line) for line in (*telling, *lines)]
