@@ -249,7 +249,7 @@ def show_info(options: argparse.Namespace) -> int:  # noqa: ARG001 - as the othe
     print(f"launcher: in {'Python' if launcher.Replayer is PythonLauncher else 'C'}")
     try:
         compiler = find_compiler(fuser.config.cxx)
-        print(f"C++ compiler: {compiler.version.splitlines()[0]}")
+        print(f"C++ compiler: {compiler.title}")
     except FuserError as error:
         print(f"C++ compiler: {error}")
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]

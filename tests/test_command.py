@@ -17,6 +17,7 @@ import torch
 import fuser
 from fuser.__main__ import main
 from fuser.command import doctor
+from fuser.cpu.backend import find_compiler
 from fuser.disk_cache import list_entries
 
 AXPY = "template <typename T> T axpy(T x, T y, T alpha) { return alpha * x + y; }"
@@ -225,6 +226,20 @@ def test_info_without_a_compiler(capsys: pytest.CaptureFixture[str]) -> None:
     with fuser.config.patch(cxx="/nowhere/g++"):
         assert main(["info"]) == 0
     assert "C++ compiler: CPU kernels need a C++ compiler: CXX='/nowhere/g++' does not run" in capsys.readouterr().out
+
+
+@pytest.mark.cpu
+def test_a_compiler_that_says_nothing_of_its_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    compiler = tmp_path / "my compiler"
+    real = find_compiler(fuser.config.cxx).command[0]
+    compiler.write_text(f'#!/bin/sh\n[ "$1" = --version ] || exec {real} "$@"\n')
+    compiler.chmod(0o755)
+    with fuser.config.patch(cxx=str(compiler), cache_dir=str(tmp_path / "cache")):
+        assert main(["info"]) == 0
+        assert main(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    assert f"C++ compiler: '{compiler}'\n" in shown
+    assert f"CPU kernels: '{compiler}': a kernel compiled" in shown
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,11 @@ class Compiler:
         """Whether it is clang, which knows neither gcc's simd attribute nor where OpenMP is."""
         return "clang" in self.version
 
+    @property
+    def title(self) -> str:
+        """What it calls itself, in one line; wrappers may say nothing."""
+        return next(iter(self.version.splitlines()), shlex.join(self.command))
+
 
 class CpuBackend:
     """Implements Backend for the host."""
