@@ -376,11 +376,16 @@ torch.compile(lambda x: torch.tanh((x + 1).relu() @ x.t()) + 1, backend="fuser")
 
 @pytest.mark.cpu
 @pytest.mark.slow
-def test_bisect_of_a_kernel_that_ends_the_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    script, folder = tmp_path / "deadly.py", tmp_path / "found"
-    script.write_text(DEADLY)
+def test_bisect_of_a_kernel_that_ends_the_process_in_another_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, folder = tmp_path / "deadly.py", Path("found")
+    script.write_text(f"import os; os.chdir('/')\n{DEADLY}")
+    monkeypatch.chdir(tmp_path)
     assert main(["bisect", "--folder", str(folder), str(script)]) == 0
-    assert "tanh(" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "tanh(" in shown
+    assert shown.endswith("python found/reproduce.py runs it alone\n")
     module, inputs = torch.load(folder / "call.pt", weights_only=False)
     assert torch.equal(inputs[0], torch.full((9, 9), 18.0))
     assert "tanh" in module.node_names
