@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import importlib.util
+import io
 import math
 import os
 import shlex
@@ -271,6 +272,9 @@ def _say_plainly(message: Warning | str, *_: Any, **__: Any) -> str:
 
 if __name__ == "__main__":
     warnings.formatwarning = _say_plainly
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        # Functors' texts may have characters that the locale has not.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:
             status = main()
@@ -283,5 +287,9 @@ if __name__ == "__main__":
     except BrokenPipeError:
         # ``| head`` has read enough.
         status = 0
+    except OSError as error:
+        # The disk is full that the output goes to.
+        print(error, file=sys.stderr)
+        status = 1
     # Nothing is left to do, and the interpreter would take up to a second to take torch's modules apart.
     os._exit(status)

@@ -440,3 +440,22 @@ def test_a_command_whose_output_is_closed() -> None:
     line = f'"{sys.executable}" -m fuser info >&-'
     done = subprocess.run(line, shell=True, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
+def test_a_full_disk_that_the_output_goes_to_is_one_line() -> None:
+    # Buffered, it is found out at the end.
+    line = f'env -u PYTHONUNBUFFERED "{sys.executable}" -m fuser info > /dev/full'
+    done = subprocess.run(line, shell=True, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (1, b"[Errno 28] No space left on device\n")
+
+
+@pytest.mark.slow
+def test_characters_that_the_locale_has_not(tmp_path: Path) -> None:
+    file = tmp_path / "axpy.h"
+    file.write_text(f"// \u03b1x + y\n{AXPY}", encoding="utf-8")
+    arguments = ("-m", "fuser", "emit", str(file), "--scalar", "alpha", "--device", "cuda")
+    done = run_python(*arguments, PYTHONIOENCODING="latin-1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert r"// \u03b1x + y" in done.stdout
