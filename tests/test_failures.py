@@ -283,6 +283,22 @@ def test_a_cxx_that_is_no_compiler(command: str, reason: str) -> None:
         find_compiler(command)
 
 
+@pytest.mark.cpu
+@pytest.mark.parametrize(
+    "options", ["-fdiagnostics-color=always", "-fmessage-length=40", "-fvisibility=hidden", "-Wall -Wextra -Werror"]
+)
+def test_options_in_cxx_that_are_for_people_or_libraries(options: str) -> None:
+    unused = new_functor("T unused = x; return x * T(3);")
+    broken = new_functor("return not_declared_anywhere;")
+    with config.patch(cxx=f"{find_compiler(config.cxx).command[0]} {options}"):
+        assert outcome(unused) == (1, [])
+        with pytest.raises(CompileError) as caught:
+            broken.check()
+    (diagnostic,) = caught.value.diagnostics
+    assert diagnostic.line == 1
+    assert "'not_declared_anywhere' was not declared" in diagnostic.message
+
+
 # ---- folders ----
 
 

@@ -188,6 +188,8 @@ def compiler_flags(compiler: Compiler, numerics: str) -> tuple[str, ...]:
     flags = ["-O2", "-std=c++17", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math"]
     # Texts written for CUDA look at bits through pointers to another type; gcc would take what is there for garbage.
     flags.append("-fno-strict-aliasing")
+    # Back from what CXX may say: messages are read, the kernel is found by its name, and warnings are no errors.
+    flags += ["-fno-diagnostics-color", "-fmessage-length=0", "-fvisibility=default", "-Wno-error"]
     # Not -frounding-math, with which g++ 12 fills static tables of floats with garbage.
     flags.append(f"-ffp-contract={contract}")
     if compiler.is_clang:
