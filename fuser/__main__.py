@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import importlib.util
+import io
 import math
 import os
 import shlex
@@ -249,7 +250,7 @@ def show_info(options: argparse.Namespace) -> int:  # noqa: ARG001 - as the othe
     print(f"launcher: in {'Python' if launcher.Replayer is PythonLauncher else 'C'}")
     try:
         compiler = find_compiler(fuser.config.cxx)
-        print(f"C++ compiler: {compiler.version.splitlines()[0]}")
+        print(f"C++ compiler: {compiler.title}")
     except FuserError as error:
         print(f"C++ compiler: {error}")
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
@@ -271,6 +272,9 @@ def _say_plainly(message: Warning | str, *_: Any, **__: Any) -> str:
 
 if __name__ == "__main__":
     warnings.formatwarning = _say_plainly
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        # Functors' texts may have characters that the locale has not.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:
             status = main()
@@ -283,5 +287,9 @@ if __name__ == "__main__":
     except BrokenPipeError:
         # ``| head`` has read enough.
         status = 0
+    except OSError as error:
+        # The disk is full that the output goes to.
+        print(error, file=sys.stderr)
+        status = 1
     # Nothing is left to do, and the interpreter would take up to a second to take torch's modules apart.
     os._exit(status)

@@ -343,7 +343,7 @@ def _read_entry(entry: Path) -> bytes:
         # Read, not mapped: a mapped file that somebody truncates kills the process.
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             payload = _unpack(entry.name, file.read(status.st_size))
-        if time.time() - status.st_mtime > HOUR_S:
+        if _is_apart(status.st_mtime, HOUR_S):
             # What was read last stays longest. A cache of root's, or a read-only one, keeps its times.
             with ignoring(OSError):
                 os.utime(descriptor)
@@ -384,18 +384,18 @@ def _tidy(folder: Path, written: int) -> None:
     """Now and then, remove what has been unused longest beyond ``config.cache_size``, and what the dead left behind."""
     global _bytes_written  # noqa: PLW0603 - one count per process
     _bytes_written += written
-    now, share = time.time(), config.cache_size // 16
+    share = config.cache_size // 16
     # Its time says when somebody tidied last.
     os.close(_open_lock(folder))
     lock = folder / LOCK
-    if _bytes_written <= share and now - lock.stat().st_mtime < HOUR_S:
+    if _bytes_written <= share and not _is_apart(lock.stat().st_mtime, HOUR_S):
         return
     os.utime(lock)
     _bytes_written, entries = 0, []
     for path, status in _list(folder):
         if ENTRY.fullmatch(path.name):
             entries.append((status.st_mtime, status.st_size, path))
-        elif path.name.startswith(TEMPORARY) and now - status.st_mtime > HOUR_S:
+        elif path.name.startswith(TEMPORARY) and _is_apart(status.st_mtime, HOUR_S):
             _remove(path)
     excess = sum(size for _, size, _ in entries) - (config.cache_size - share)
     for _, size, path in sorted(entries):
@@ -405,8 +405,13 @@ def _tidy(folder: Path, written: int) -> None:
         excess -= size
     for path, status in _list(Path(tempfile.gettempdir())):
         is_ours = path.name.startswith(SCRATCH) and status.st_uid == os.geteuid()
-        if is_ours and now - status.st_mtime > HOUR_S + config.compile_timeout:
+        if is_ours and _is_apart(status.st_mtime, HOUR_S + config.compile_timeout):
             _remove(path)
+
+
+def _is_apart(time_s: float, seconds: float) -> bool:
+    """Whether it is longer ago, or as far ahead: a clock that was wrong must not keep files, nor put work off."""
+    return abs(time.time() - time_s) > seconds
 
 
 def _list(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:

@@ -43,7 +43,7 @@ else:
     R = TypeVar("R")
 
 Number = bool | int | float | complex
-FindOperator = Callable[[tuple[str, ...], int], tuple[str, tuple[str, ...]]]
+FindOperator = Callable[[str, tuple[str, ...], int], tuple[str, tuple[str, ...]]]
 
 
 @called_in_c
@@ -77,6 +77,8 @@ class JitFunction(Replayer, Generic[R]):
         self._specs: dict[int, KernelSpec] = {}
         # By names of scalars, this function with those as tensors.
         self._with_tensors: dict[tuple[str, ...], JitFunction] = {}
+        # All that a graph of Dynamo's depends on.
+        self._text = f"{function.to_json()}, {index}"
         super().__init__(self.scalar_names, tuple(map(defaults.get, self.scalar_names)))
         for functor in function.functors:
             log.say("functor", functor.source)
@@ -347,8 +349,9 @@ class JitFunction(Replayer, Generic[R]):
             tensors: as in ``__call__``.
             out: likewise.
             scalars: likewise.
-            find_operator: called with the names of the scalars that are tensors here and the number of tensors, and
-                constant for Dynamo: returns the group's text and the names of the tensors that it takes.
+            find_operator: called with a text that says which function this is, the names of the scalars that are
+                tensors here and the number of tensors, and constant for Dynamo: returns the group's text and the names
+                of the tensors that it takes.
         """
         # A float that is computed from sizes is a float here like any other.
         from torch.fx.experimental.symbolic_shapes import has_static_value  # noqa: PLC0415 - brings sympy
@@ -357,7 +360,7 @@ class JitFunction(Replayer, Generic[R]):
         tensor_names = tuple(name for name in self.scalar_names if isinstance(scalars.get(name), torch.Tensor))
         self._check_zero_dim(tensor_names, scalars)
         held = tuple(name for name in tensor_names if name not in self.number_names)
-        group, names = find_operator(held, len(tensors))
+        group, names = find_operator(self._text, held, len(tensors))
         given = iter(tensors)
         values = [scalars[name] if name in held else next(given) for name in names]
         bound = self.bind_scalars({**scalars, **dict.fromkeys(tensor_names, 0)})
@@ -369,8 +372,12 @@ class JitFunction(Replayer, Generic[R]):
             return out
         return results[0] if len(results) == 1 else tuple(results)
 
-    def find_operator(self, held: tuple[str, ...], count: int) -> tuple[str, tuple[str, ...]]:
-        """Return the text of this function with some scalars as tensors, and the names of what it takes."""
+    def find_operator(self, text: str, held: tuple[str, ...], count: int) -> tuple[str, tuple[str, ...]]:  # noqa: ARG002
+        """Return the text of this function with some scalars as tensors, and the names of what it takes.
+
+        Dynamo guards arguments of what it takes for constant, and nothing that is read there: by ``text``, its graph
+        does not serve another functor in this one's place.
+        """
         function = self.with_tensors(held) if held else self
         count += len(held)
         return function.spec(count).text, function.tensor_names[:count]

@@ -151,8 +151,8 @@ class ReductionFunction:
             # Numbers from here on, also where they are arguments of what is compiled, which become symbols.
             dim = tuple([_settle(item) for item in dim]) if isinstance(dim, tuple | list) else _settle(dim)
 
-            def find_operator(held: tuple[str, ...], count: int) -> tuple[str, tuple[str, ...]]:
-                return self._find_operator(dim, keepdim, held, count)
+            def find_operator(text: str, held: tuple[str, ...], count: int) -> tuple[str, tuple[str, ...]]:
+                return self._find_operator(dim, keepdim, text, held, count)
 
             return self._whole.call_operator(tensors, out, scalars, find_operator)
         form = None
@@ -179,8 +179,10 @@ class ReductionFunction:
             )
         return self._forms[key]
 
-    def _find_operator(self, dim: Any, keepdim: bool, held: tuple[str, ...], count: int) -> tuple[str, tuple[str, ...]]:
-        return self.along(dim, keepdim=keepdim).find_operator(held, count)
+    def _find_operator(
+        self, dim: Any, keepdim: bool, text: str, held: tuple[str, ...], count: int
+    ) -> tuple[str, tuple[str, ...]]:
+        return self.along(dim, keepdim=keepdim).find_operator(text, held, count)
 
     # As JitFunction's.
     _find_operator._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -17,6 +17,7 @@ import torch
 import fuser
 from fuser.__main__ import main
 from fuser.command import doctor
+from fuser.cpu.backend import find_compiler
 from fuser.disk_cache import list_entries
 
 AXPY = "template <typename T> T axpy(T x, T y, T alpha) { return alpha * x + y; }"
@@ -227,6 +228,20 @@ def test_info_without_a_compiler(capsys: pytest.CaptureFixture[str]) -> None:
     assert "C++ compiler: CPU kernels need a C++ compiler: CXX='/nowhere/g++' does not run" in capsys.readouterr().out
 
 
+@pytest.mark.cpu
+def test_a_compiler_that_says_nothing_of_its_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    compiler = tmp_path / "my compiler"
+    real = find_compiler(fuser.config.cxx).command[0]
+    compiler.write_text(f'#!/bin/sh\n[ "$1" = --version ] || exec {real} "$@"\n')
+    compiler.chmod(0o755)
+    with fuser.config.patch(cxx=str(compiler), cache_dir=str(tmp_path / "cache")):
+        assert main(["info"]) == 0
+        assert main(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    assert f"C++ compiler: '{compiler}'\n" in shown
+    assert f"CPU kernels: '{compiler}': a kernel compiled" in shown
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -361,11 +376,16 @@ torch.compile(lambda x: torch.tanh((x + 1).relu() @ x.t()) + 1, backend="fuser")
 
 @pytest.mark.cpu
 @pytest.mark.slow
-def test_bisect_of_a_kernel_that_ends_the_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    script, folder = tmp_path / "deadly.py", tmp_path / "found"
-    script.write_text(DEADLY)
+def test_bisect_of_a_kernel_that_ends_the_process_in_another_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, folder = tmp_path / "deadly.py", Path("found")
+    script.write_text(f"import os; os.chdir('/')\n{DEADLY}")
+    monkeypatch.chdir(tmp_path)
     assert main(["bisect", "--folder", str(folder), str(script)]) == 0
-    assert "tanh(" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "tanh(" in shown
+    assert shown.endswith("python found/reproduce.py runs it alone\n")
     module, inputs = torch.load(folder / "call.pt", weights_only=False)
     assert torch.equal(inputs[0], torch.full((9, 9), 18.0))
     assert "tanh" in module.node_names
@@ -420,3 +440,22 @@ def test_a_command_whose_output_is_closed() -> None:
     line = f'"{sys.executable}" -m fuser info >&-'
     done = subprocess.run(line, shell=True, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
+def test_a_full_disk_that_the_output_goes_to_is_one_line() -> None:
+    # Buffered, it is found out at the end.
+    line = f'env -u PYTHONUNBUFFERED "{sys.executable}" -m fuser info > /dev/full'
+    done = subprocess.run(line, shell=True, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (1, b"[Errno 28] No space left on device\n")
+
+
+@pytest.mark.slow
+def test_characters_that_the_locale_has_not(tmp_path: Path) -> None:
+    file = tmp_path / "axpy.h"
+    file.write_text(f"// \u03b1x + y\n{AXPY}", encoding="utf-8")
+    arguments = ("-m", "fuser", "emit", str(file), "--scalar", "alpha", "--device", "cuda")
+    done = run_python(*arguments, PYTHONIOENCODING="latin-1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert r"// \u03b1x + y" in done.stdout

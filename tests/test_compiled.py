@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -212,3 +214,53 @@ def test_torch_is_known_by_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (package / name).write_text("other")
         found.append(backend._describe_torch.__wrapped__())
     assert found[0] == found[1] != found[2]
+
+
+def _new_functors() -> list[fuser.JitFunction]:
+    texts = ("x + x", "x * x * x", "x + x")
+    return [fuser.jit_fn(f"template <typename T> T same_name(T x) {{ return {text}; }}") for text in texts]
+
+
+def _new_fused() -> list[fuser.FusedFunction[[torch.Tensor], torch.Tensor]]:
+    return [fuser.fuse(lambda x, fn=fn: fn(x) - 1) for fn in _new_functors()]
+
+
+def _new_differentiable() -> list[Callable[..., Any]]:
+    texts = ("grad * T(3)", "grad * x", "grad * T(3)")
+    forward = _new_functors()[0]
+    head = "template <typename T> T slope(T x, T grad)"
+    return [fuser.differentiable(forward, fuser.jit_fn(f"{head} {{ return {text}; }}")) for text in texts]
+
+
+def _new_reductions() -> list[fuser.ReductionFunction]:
+    head = "template <typename T> T same_name(T a, T b)"
+    texts = ("a + b", "a > b ? a : b", "a + b")
+    return [fuser.create_reduction_fn(f"{head} {{ return {text}; }}", identity=0) for text in texts]
+
+
+@pytest.mark.parametrize("make", [_new_functors, _new_fused, _new_differentiable, _new_reductions])
+def test_a_graph_serves_no_other_functor(make: Callable[[], list[Callable[..., torch.Tensor]]]) -> None:
+    graphs = 0
+
+    def count(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> torch.fx.GraphModule:
+        nonlocal graphs
+        graphs += 1
+        return graph
+
+    class Holder(nn.Module):
+        def __init__(self, function: Callable[..., torch.Tensor]) -> None:
+            super().__init__()
+            self.function = function
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.function(x) * 2
+
+    x = torch.arange(2.0, 8.0, requires_grad=make is not _new_reductions)
+    for function in make():
+        got, wanted = torch.compile(Holder(function), backend=count)(x), Holder(function)(x)
+        assert torch.equal(got, wanted)
+        if x.requires_grad:
+            slopes = [torch.autograd.grad(value.sum(), x)[0] for value in (got, wanted)]
+            assert torch.equal(*slopes)
+    # The third one is like the first.
+    assert graphs == 2

@@ -412,6 +412,28 @@ def test_what_was_read_last_stays(fresh: object, tmp_path: Path) -> None:
             assert sum(path.stat().st_size for path in entries_of(tmp_path / "cache")) <= 6000
 
 
+def test_a_clock_that_was_ahead_puts_nothing_off(
+    fresh: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_cache.tempfile, "tempdir", str(tmp_path))
+    read = new_key()
+    make_entry(read, bytes(1000))
+    folder, scratch = tmp_path / "cache" / "kernels", tmp_path / "fuser-scratch-old"
+    scratch.mkdir()
+    orphan = folder / "tmp-old"
+    orphan.write_text("x")
+    years_ahead = time.time() + 1e8
+    for path in (*folder.iterdir(), scratch):
+        os.utime(path, (years_ahead, years_ahead))
+    assert disk_cache.read(read) == bytes(1000)
+    assert abs((folder / f"{read.wanted}-{read.maker}").stat().st_mtime - time.time()) < 60
+    # Long before this process has written a sixteenth of the cache's size.
+    make_entry(new_key(), bytes(1000))
+    assert not orphan.exists()
+    assert not scratch.exists()
+    assert abs((folder / "lock").stat().st_mtime - time.time()) < 60
+
+
 def test_scratch_folders_of_the_dead_are_removed(
     fresh: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,6 +94,7 @@ def repair(path: Path) -> None:
 BROKEN = {
     "killed": ("kill -9 $$", "it was ended by SIGKILL"),
     "interrupted": ("kill -2 $$", "it was ended by SIGINT"),
+    "ended by a signal without a name": ("kill -40 $$", "it was ended by signal 40"),
     "silent": ("exit 1", "exit status 1"),
     "no output": ("exit 0", "it wrote none"),
     "no UTF-8": (r"printf 'error: \377\376\n'; exit 1", "exit status 1: error: ��"),
@@ -280,6 +281,22 @@ def test_cxx_is_words_or_a_path(tmp_path: Path) -> None:
 def test_a_cxx_that_is_no_compiler(command: str, reason: str) -> None:
     with pytest.raises(CompilerNotFoundError, match=reason):
         find_compiler(command)
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize(
+    "options", ["-fdiagnostics-color=always", "-fmessage-length=40", "-fvisibility=hidden", "-Wall -Wextra -Werror"]
+)
+def test_options_in_cxx_that_are_for_people_or_libraries(options: str) -> None:
+    unused = new_functor("T unused = x; return x * T(3);")
+    broken = new_functor("return not_declared_anywhere;")
+    with config.patch(cxx=f"{find_compiler(config.cxx).command[0]} {options}"):
+        assert outcome(unused) == (1, [])
+        with pytest.raises(CompileError) as caught:
+            broken.check()
+    (diagnostic,) = caught.value.diagnostics
+    assert diagnostic.line == 1
+    assert "'not_declared_anywhere' was not declared" in diagnostic.message
 
 
 # ---- folders ----

@@ -159,7 +159,8 @@ def compare(got: torch.Tensor, wanted: torch.Tensor) -> tuple[int, float]:
 def _run(command: Sequence[str], folder: Path, fuel: int) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "FUSER_FUEL": str(fuel)}
     program = "import sys, pathlib, fuser.command.bisect as b; b.run_watched(pathlib.Path(sys.argv[1]), sys.argv[2:])"
-    line = [sys.executable, "-c", program, str(folder), *command]
+    # Absolute: the script may go to another folder.
+    line = [sys.executable, "-c", program, str(folder.absolute()), *command]
     return subprocess.run(line, env=environment, capture_output=True, text=True, errors="replace", check=False)
 
 

@@ -110,7 +110,7 @@ def _run_on(device: torch.device) -> str:
         return f"{torch.cuda.get_device_name(device)}: a kernel compiled, and its values are right"
     from fuser.cpu.backend import find_compiler  # noqa: PLC0415 - it looks for compilers
 
-    return f"{find_compiler(config.cxx).version.splitlines()[0]}: a kernel compiled, and its values are right"
+    return f"{find_compiler(config.cxx).title}: a kernel compiled, and its values are right"
 
 
 def _compile_for_cuda() -> str:

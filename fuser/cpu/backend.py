@@ -79,6 +79,11 @@ class Compiler:
         """Whether it is clang, which knows neither gcc's simd attribute nor where OpenMP is."""
         return "clang" in self.version
 
+    @property
+    def title(self) -> str:
+        """What it calls itself, in one line; wrappers may say nothing."""
+        return next(iter(self.version.splitlines()), shlex.join(self.command))
+
 
 class CpuBackend:
     """Implements Backend for the host."""
@@ -183,6 +188,8 @@ def compiler_flags(compiler: Compiler, numerics: str) -> tuple[str, ...]:
     flags = ["-O2", "-std=c++17", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math"]
     # Texts written for CUDA look at bits through pointers to another type; gcc would take what is there for garbage.
     flags.append("-fno-strict-aliasing")
+    # Back from what CXX may say: messages are read, the kernel is found by its name, and warnings are no errors.
+    flags += ["-fno-diagnostics-color", "-fmessage-length=0", "-fvisibility=default", "-Wno-error"]
     # Not -frounding-math, with which g++ 12 fills static tables of floats with garbage.
     flags.append(f"-ffp-contract={contract}")
     if compiler.is_clang:
@@ -374,7 +381,9 @@ def _explained(program: str) -> Iterator[None]:
 def _describe(status: int, log: str) -> str:
     """Return in one line why a compiler failed: the same in every process, so that a reason is said once."""
     if status < 0:
-        return f"it was ended by {signal.Signals(-status).name}"
+        # Real-time signals have no name.
+        name = next((item.name for item in signal.Signals if item == -status), f"signal {-status}")
+        return f"it was ended by {name}"
     lines = [line for line in log.splitlines() if line.strip()]
     telling = [line for pattern in (_OF_THE_MACHINE, _ERROR) for line in lines if pattern.search(line)]
     said = [_TEMPORARY.sub("...", line) for line in (*telling, *lines)]
