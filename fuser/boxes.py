@@ -262,8 +262,10 @@ class _Cutter:
                     try:
                         self._arranged(index, item, steps)
                     except UnsupportedError as error:
+                        if error.application >= 0:
+                            raise
                         # What cannot be seen through a view of this is read after it.
-                        raise error if error.application >= 0 else _refuse(index, str(error)) from error
+                        raise _refuse(index, str(error)) from error
         return self.handles[key]
 
     def _read(self, value: int, steps: Steps) -> int:

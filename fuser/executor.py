@@ -9,12 +9,11 @@ import math
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from fuser import counters, log, planner
 from fuser import torch_ops as ops
@@ -31,6 +30,7 @@ from fuser.kernel_cache import Lru
 from fuser.kernel_spec import KernelSpec, infer_layouts
 from fuser.launcher import Launcher, Replayer, record_call, record_through
 from fuser.outputs import check_out, finish_out
+from fuser.plain_torch import unwatched
 from fuser.plan import Buffer, Plan, Step
 from fuser.planner import make_plan
 from fuser.process import ignoring
@@ -148,11 +148,9 @@ def _find_plan(
     plans = _plans.get(spec.key) or _plans.setdefault(spec.key, Lru())
     plan = plans.get(signature)
     if plan is None or plan.until < time.monotonic():
-        # A mode that watches the call (AOTAutograd's, in a graph's first one; a default device's) would have frames in
-        # torch's answers that there is no such view, which would be taken for a signal handler's. Disabling modes of
-        # dispatch imports modules, which the interpreter's end does not allow: only where there is one.
-        dispatch_modes = _disable_current_modes() if torch._C._len_torch_dispatch_stack() else nullcontext()
-        with dispatch_modes, torch._C.DisableTorchFunction():
+        # A mode would have frames in torch's answers that there is no such view, which would be taken for a signal
+        # handler's.
+        with unwatched():
             plan = tune(lambda: make_plan(spec, described, described_out))._replace(generation=generation)
         if plan.until and plan.fallback_reason and plan.obstacle < 0 and not plan.is_expected:
             plan = plan._replace(eager=_prepare_eager(spec, described, plan.device))

@@ -39,6 +39,7 @@ from fuser.layout import IterationSpace
 from fuser.missing import name_warmup
 from fuser.order_check import OrderCase, is_kept
 from fuser.orders import RowOrder
+from fuser.plain_torch import unwatched
 from fuser.plan import Buffer, Plan, Step, event_name
 from fuser.process import planning
 from fuser.report import is_internal, report
@@ -91,6 +92,7 @@ def set_can_fuse(device_type: str, value: bool) -> bool:
     return before
 
 
+@unwatched()
 def make_plan(
     spec: KernelSpec, inputs: Sequence[TensorDesc], out: Sequence[TensorDesc] = (), *, allow_fallback: bool = True
 ) -> Plan:
@@ -127,6 +129,7 @@ def make_plan(
         return _plan_fallback(spec, device, report(spec, inputs, error))
 
 
+@unwatched()
 def find_texts(
     spec: KernelSpec, inputs: Sequence[TensorDesc], out: Sequence[TensorDesc] = (), *, trusts_orders: bool = False
 ) -> list[tuple[KernelSpec, ArgSpec]]:
@@ -146,6 +149,7 @@ def find_texts(
     return [(part.spec, part.args) for part in parts if not part.space.is_empty]
 
 
+@unwatched()
 def plan_texts(
     spec: KernelSpec, inputs: Sequence[Any], device: torch.device | None
 ) -> list[tuple[KernelSpec, ArgSpec]]:

@@ -10,10 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from functors import assert_same, draw, functor
-from torch import nn
+from torch import fx, nn
+from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
 
 import fuser
+from fuser.errors import UnsupportedError
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("fresh_dynamo")]
 
@@ -316,6 +318,35 @@ def test_a_checkpoint_decides_for_costly_functors() -> None:
     for gradient in gradients[1:]:
         torch.testing.assert_close(gradient, gradients[0])
     assert saved["checkpointed"] == values.numel() < saved["plain"]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("copies", [False, True], ids=["views", "a view of a copy"])
+def test_kernels_are_looked_at_while_a_graph_is_compiled(device: str, *, copies: bool) -> None:
+    """Fake tensors are made there, and torch's rules in Python have errors of their own for a view that is none."""
+    found = []
+
+    def emit(group: fuser.FusionGroup) -> str:
+        tensors = [torch.empty(8, 12, 4), torch.empty(8, 12, 4)]
+        try:
+            return fuser.debug_get_fused_kernel_code(group, [*tensors, *([1] * (len(group.inputs) - 2))], device)
+        except UnsupportedError as error:
+            return str(error)
+
+    def look(graph_module: fx.GraphModule, _: Any) -> Any:
+        fuser.fx.FusionPass()(graph_module)
+        found.extend((module.group, emit(module.group)) for module in graph_module.children())
+        return graph_module.forward
+
+    def joined(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        parts = [item.view(2, 4, 12, 4).transpose(1, 2) for item in (x * 2, y + 1)]
+        parts = [item.reshape(2, 12, 16) for item in parts] if copies else parts
+        return torch.cat(parts, -1) * 3
+
+    torch.compile(joined, backend=aot_autograd(fw_compiler=look))(*torch.randn(2, 8, 12, 4))
+    ((group, text),) = found
+    assert ("view" if copies else "kernel") in text
+    assert text == emit(group)
 
 
 @pytest.mark.parametrize("is_kept", [False, True], ids=["compiled", "from the cache"])

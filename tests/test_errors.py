@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import fuser
 from fuser import counters, planner
@@ -32,6 +33,7 @@ from fuser.errors import (
     GradientError,
     GroupError,
     ShapeError,
+    UnsupportedError,
 )
 
 AXPY = "template <typename T> T axpy(T x, T y, T alpha) { return alpha * x + y; }"
@@ -573,6 +575,23 @@ def test_shape_error_inside_a_group_names_the_functor_that_met_it() -> None:
     with pytest.raises(ShapeError, match=r"^second: The size of tensor a \(3\)"):
         fused(ones(3), ones(3), ones(4))
     assert fused(ones(3), ones(3), ones(3)).tolist() == [3, 3, 3]
+
+
+@pytest.mark.cpu
+def test_a_group_that_reads_a_view_that_is_none_says_so() -> None:
+    def joined(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x.view(2, 4, 12).transpose(1, 2).reshape(2, 48) * 2, y], -1)
+
+    inputs = [torch.ones(8, 12), torch.ones(2, 5)]
+    traced = make_fx(joined, tracing_mode="fake")(*inputs)
+    fuser.fx.FusionPass()(traced)
+    (module,) = traced.children()
+    with pytest.raises(UnsupportedError, match="view size is not compatible") as raised:
+        planner.plan_texts(module.spec, [*inputs, 2], None)
+    # Else who walks along the causes never comes to an end, as the public functions do.
+    assert raised.value.__cause__ is not raised.value
+    with pytest.raises(UnsupportedError, match="view size is not compatible"):
+        fuser.debug_get_fused_kernel_code(module.group, [*inputs, 2])
 
 
 @pytest.mark.cpu

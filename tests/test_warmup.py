@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim as ExportDim
 
 import fuser
@@ -216,6 +217,18 @@ def test_a_functor_is_ready_for_a_range() -> None:
     eval(call, {"torch": torch, "warm_one": own})
     with fuser.config.patch(no_compile=True):
         own(*[torch.ones(4, 5, dtype=torch.float64)] * 2)
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("last", [20, 1 << 21], ids=["all sizes", "some sizes"])
+@pytest.mark.parametrize("mode", [FakeTensorMode, lambda: torch.device("meta")], ids=["fake", "default device"])
+def test_modes_around_choose_no_sizes(mode: Callable[[], Any], last: int) -> None:
+    x, sizes = torch.ones(3, 5), {"x": {0: Dim("n", 1, last)}}
+    with mode() as entered:
+        given = entered.from_tensor(x) if isinstance(entered, FakeTensorMode) else x
+        axpy.warmup(given, given, alpha=0.5, dynamic_shapes={**sizes, "y": sizes["x"]})
+    with fuser.config.patch(no_compile=True):
+        assert torch.equal(axpy(x, x, alpha=0.5), torch.full((3, 5), 1.5))
 
 
 @pytest.mark.cpu

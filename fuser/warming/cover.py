@@ -7,7 +7,7 @@ is asked of them: wherever the answers are the same, so is the kernel.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import reduce
 from typing import Any, NamedTuple, TypeAlias
@@ -17,6 +17,7 @@ import torch
 from fuser import counters
 from fuser.errors import CompileError, FuserError, UnsupportedError
 from fuser.kernel_spec import ArgSpec, KernelSpec
+from fuser.plain_torch import unwatched
 from fuser.planner import find_texts, make_plan
 from fuser.process import core_count, map_in_threads
 from fuser.progress import Progress
@@ -24,7 +25,17 @@ from fuser.report import MISTAKES
 from fuser.sizes import Tape
 from fuser.tensor_desc import TensorDesc
 
-__all__ = ["Bounds", "LayoutClass", "SizedCall", "compile_all", "evaluate", "find_alike", "find_classes", "with_sizes"]
+__all__ = [
+    "Bounds",
+    "LayoutClass",
+    "SizedCall",
+    "compile_all",
+    "evaluate",
+    "find_classes",
+    "leave_out",
+    "take_first",
+    "with_sizes",
+]
 
 # Of each symbol (of sympy's), the sizes that it may have.
 Bounds = Mapping[Any, tuple[int, int]]
@@ -74,6 +85,7 @@ class LayoutClass(NamedTuple):
     out: tuple[TensorDesc, ...] = ()
 
 
+@unwatched()
 def find_classes(call: SizedCall) -> list[LayoutClass]:
     """Return one call of each layout class within the bounds of a call's symbols."""
     symbols, chosen = call.symbols(), list[dict[Any, int]]()
@@ -81,8 +93,8 @@ def find_classes(call: SizedCall) -> list[LayoutClass]:
 
     left = draw_points([call.bounds[symbol] for symbol in symbols])
     while len(left):
-        chosen.append(dict(zip(symbols, left[0].tolist(), strict=True)))
-        left = left[~find_alike(chosen[-1], left, lambda given: _ask_all(call, given))]
+        chosen.append(take_first(left, symbols))
+        left = leave_out(left, chosen[-1], lambda given: _ask_all(call, given))
     # Kernels may have to be compiled and compared with torch's first.
     found = map_in_threads(lambda sizes: _find_class(call, sizes), chosen, core_count())
     return [item for item in found if item is not None]
@@ -109,16 +121,21 @@ def _ask_all(call: SizedCall, sizes: Mapping[Any, Any]) -> None:
         hash(tuple(find_texts(call.spec, inputs, out, trusts_orders=True)))
 
 
-def find_alike(
-    sizes: Mapping[Any, int], points: torch.Tensor, ask: Callable[[Mapping[Any, Any]], None]
-) -> torch.Tensor:
-    """Return which of many points (a row of sizes for each) ``ask`` cannot tell from ``sizes``: a mask."""
+@unwatched()
+def take_first(points: torch.Tensor, names: Iterable[Any]) -> dict[Any, int]:
+    """Return the first of many points (a row of sizes for each), by names."""
+    return dict(zip(names, points[0].tolist(), strict=True))
+
+
+@unwatched()
+def leave_out(points: torch.Tensor, sizes: Mapping[Any, int], ask: Callable[[Mapping[Any, Any]], None]) -> torch.Tensor:
+    """Return those of many points (a row of sizes for each) that ``ask`` can tell from ``sizes``."""
     tape = Tape(list(sizes.values()))
     try:
         ask(dict(zip(sizes, tape.sizes, strict=True)))
-        return tape.find_alike(points)
+        return points[~tape.find_alike(points)]
     except (RuntimeError, *MISTAKES):  # What cannot be done with symbols is done for each size.
-        return (points == torch.tensor(list(sizes.values()))).all(1)
+        return points[(points != torch.tensor(list(sizes.values()))).any(1)]
 
 
 def compile_all(calls: Sequence[Call]) -> None:

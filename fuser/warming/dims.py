@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fuser.errors import ArgumentError, describe_type
+from fuser.plain_torch import unwatched
 
 __all__ = ["Dim", "Sample", "draw_points", "map_samples", "read_samples", "stretch"]
 
@@ -132,6 +133,7 @@ def stretch(tensor: torch.Tensor, sizes: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(strides)
 
 
+@unwatched()
 def draw_points(bounds: Sequence[tuple[int, int]]) -> torch.Tensor:
     """Return combinations of sizes, a row for each: all there are, or those that matter most and a million others."""
     if not bounds:

@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree
 
 from fuser.errors import ArgumentError, describe_type
-from fuser.warming.cover import compile_all, evaluate, find_alike, find_classes
+from fuser.warming.cover import compile_all, evaluate, find_classes, leave_out, take_first
 from fuser.warming.dims import Dim, Sample, draw_points, map_samples, read_samples, stretch
 from fuser.warming.follow import Follower, following, keeping_nothing
 
@@ -81,7 +81,7 @@ def warm_up(
     ready: set[Any] = set()
     tasks: list[Any] = []
     while hints or len(points):
-        sizes = hints.pop() if hints else dict(zip(dims, points[0].tolist(), strict=True))
+        sizes = hints.pop() if hints else take_first(points, dims)
         run = _Run(dims, sizes)
         run.call(call, by_position, by_name, by_tensors, backward=backward)
         for found in run.follower.calls:
@@ -98,7 +98,7 @@ def warm_up(
                 elif new or (one.obstacle is not None and there == sizes):
                     tasks.append((found.spec, one.inputs, one.out))
                 ready |= new
-        points = points[~find_alike(sizes, points, run.ask)]
+        points = leave_out(points, sizes, run.ask)
     compile_all(tasks)
 
 
