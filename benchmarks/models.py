@@ -38,6 +38,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import fuser
+from benchmarks import timing
 from benchmarks.environment import describe_environment
 from benchmarks.model_cases import CASES
 from benchmarks.report import write_json
@@ -130,11 +131,11 @@ class Runner:
         return record
 
     def _profile_step(self) -> tuple[float, int]:
-        # Milliseconds of all that a step starts on the GPU, and how many that are.
+        # Milliseconds in which a step has something to do on the GPU, and how many kernels, copies and fills.
         with profile(activities=[ProfilerActivity.CUDA]) as profiler:
             self._fresh_step()
-        events = [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
-        return round(sum(event.self_device_time_total for event in events) / 1e3, 3), len(events)
+        busy, count = timing.busy_time(profiler)
+        return round(busy / 1e3, 3), count
 
     def _fresh_step(self) -> None:
         self.own.zero_grad(set_to_none=True)

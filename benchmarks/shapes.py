@@ -4,9 +4,9 @@
     python -m benchmarks.shapes --gpus 8 --seconds 120
     python -m benchmarks.shapes --case "softmax [64, 12" --peers eager fuser
 
-Writes benchmarks/results/shapes_DEVICE.json: for each case and contestant the time of the GPU's kernels of one call (of
-torch.profiler: many take less than the host needs to launch them), how many there are, and whether the result has eager
-torch's bits. ``benchmarks.reductions`` has shapes that fill a GPU, this one those where something is left over.
+Writes benchmarks/results/shapes_DEVICE.json: for each case and contestant how long one call keeps the GPU busy (by
+torch.profiler: much takes less than the host needs to launch it), with how many kernels, and whether the result has
+eager torch's bits. ``benchmarks.reductions`` has shapes that fill a GPU, this one those where something is left over.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import reduction_cases as rc
+from benchmarks import timing
 from benchmarks.apart import ROOT
 from benchmarks.environment import describe_environment
 from benchmarks.reduction_cases import BF16, F32, Case
@@ -173,14 +174,14 @@ def measure(case: Case, peers: Sequence[str], device: torch.device) -> Record:
 
 
 def time_kernels(run: Callable[[], Any]) -> tuple[float, float]:
-    """Return the time of the kernels of a call in microseconds, and how many there are."""
+    """Return how long a call keeps the GPU busy in microseconds, and with how many kernels."""
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         for _ in range(CALLS):
             run()
         torch.cuda.synchronize()
-    events = [event for event in profiler.events() if event.device_type.name == "CUDA"]
-    return round(sum(event.device_time for event in events) / CALLS, 2), round(len(events) / CALLS, 1)
+    busy, count = timing.busy_time(profiler)
+    return round(busy / CALLS, 2), round(count / CALLS, 1)
 
 
 def summarize(records: Sequence[Record]) -> Record:

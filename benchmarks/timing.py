@@ -5,6 +5,7 @@ Throughput is the time of the work itself; host time is how long one call keeps 
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -208,3 +209,17 @@ def take_turns(samplers: Mapping[str, Sampler], rounds: int, budget_s: float) ->
         for name, sampler in samplers.items():
             taken[name] += sampler.sample(budget_s)
     return {name: statistics.median(samples) for name, samples in taken.items()}
+
+
+def busy_time(profiler: Any) -> tuple[float, int]:
+    """Return for how many microseconds a GPU had something to do, and how many kernels, copies and fills there were.
+
+    Args:
+        profiler: ``torch.profiler.profile`` of CUDA's activities. What runs beside something else does not count twice.
+    """
+    events = [event for event in profiler.events() if event.device_type.name == "CUDA"]
+    busy, until = 0.0, -math.inf
+    for begin, end in sorted((event.time_range.start, event.time_range.end) for event in events):
+        busy += max(end - max(begin, until), 0.0)
+        until = max(until, end)
+    return busy, len(events)

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -252,3 +253,14 @@ def test_every_module_can_be_imported(name: str) -> None:
         # Peers are optional.
         if error.name not in {"triton", "cupy", "jax", "transformers", "timm", "matplotlib"}:
             raise
+
+
+def test_what_runs_beside_something_else_counts_once() -> None:
+    """Kernels that overlap, follow one another or lie within another, out of order; the host's events do not count."""
+
+    def event(kind: str, begin: float, end: float) -> SimpleNamespace:
+        return SimpleNamespace(device_type=SimpleNamespace(name=kind), time_range=SimpleNamespace(start=begin, end=end))
+
+    times = [(10.0, 14.0), (0.0, 4.0), (3.0, 6.0), (4.0, 5.0), (6.0, 7.0)]
+    events = [event("CPU", 0.0, 99.0), *(event("CUDA", *pair) for pair in times)]
+    assert timing.busy_time(SimpleNamespace(events=lambda: events)) == (11.0, 5)
