@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic
 
 import torch
@@ -58,7 +59,7 @@ class JitFunction(Replayer, Generic[R]):
 
     def __init__(self, function: Function, defaults: Mapping[str, Number], index: str | None = None) -> None:
         self.function = function
-        self.defaults = dict(defaults)
+        self.defaults: Mapping[str, Number] = MappingProxyType(dict(defaults))
         self.index = index
         # torch.fx writes calls by these names.
         self.__name__ = self.__qualname__ = function.name
@@ -394,7 +395,7 @@ class JitFunction(Replayer, Generic[R]):
         return builder.build(builder.apply(self.function, tensors, scalars, self.__name__))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return JitFunction, (self.function, self.defaults, self.index)
+        return JitFunction, (self.function, dict(self.defaults), self.index)
 
     @property
     def source(self) -> str:

@@ -87,8 +87,9 @@ def _read_call(
     is_list = tuple([isinstance(item, list | tuple) for item in arguments])
     for item, own in zip(arguments, is_list, strict=True):
         if not own and isinstance(item, Iterable) and not isinstance(item, fx.Proxy | torch.Tensor):
-            # Such as module.parameters().
-            hint = "; list(...) makes one of it" if isinstance(item, Iterator) else ""
+            # Such as module.parameters(), or a ParameterList.
+            makes_one = isinstance(item, Iterator | torch.nn.Module)
+            hint = "; list(...) makes one of it" if makes_one else ""
             raise ArgumentError(f"foreach takes lists of tensors, got {describe_type(item)}{hint}")
     lengths = {len(item) for item, own in zip(arguments, is_list, strict=True) if own}
     if len(lengths) != 1:

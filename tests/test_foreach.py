@@ -248,6 +248,10 @@ def test_wrong_calls_say_what_is_wrong() -> None:
             lambda: fuser.foreach(axpy, iter(xs), iter(xs)),
             r"lists of tensors, got list_iterator; list\(\.\.\.\) makes one",
         ),
+        (
+            lambda: fuser.foreach(axpy, xs, torch.nn.ParameterList([torch.nn.Parameter(xs[0])])),
+            r"got torch.nn.modules.container.ParameterList; list\(\.\.\.\) makes one",
+        ),
         (lambda: fuser.foreach(axpy, xs, {"x": xs[0]}), "foreach takes lists of tensors, got dict$"),
         (lambda: fuser.foreach(axpy, xs, torch.ones(3)), r"0-dim tensors for all; got a tensor of \[3\]"),
         (lambda: fuser.foreach(axpy, xs), "takes 2 tensors, got 1"),

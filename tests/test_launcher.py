@@ -1034,3 +1034,14 @@ def test_reductions_with_out_are_replayed_unless_it_is_an_input() -> None:
     wanted = (x - y) * x
     assert replays(pointwise, (x, y), x[:])
     assert torch.equal(x, wanted)
+
+
+def test_default_values_are_read_only() -> None:
+    """Kernels, pickles and graphs are made with them once."""
+    function = fuser.create_jit_fn("template <typename T> T scaled(T x, T alpha) { return x * alpha; }", alpha=2.0)
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        function.defaults["alpha"] = 5.0  # type: ignore[index]
+    x = torch.ones(3)
+    for again in (function, pickle.loads(pickle.dumps(function)), copy.deepcopy(function)):
+        assert dict(again.defaults) == {"alpha": 2.0}
+        assert torch.equal(again(x), 2 * x)

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -53,6 +54,7 @@ def test_dims_say_what_is_wrong_with_them() -> None:
             Dim("n", *bounds)
     with pytest.raises(ArgumentError, match="must be an int, got float"):
         Dim("n", 1, 2.5)  # type: ignore[arg-type]
+    assert Dim("n", np.int64(2), np.int32(5)) == Dim("n", 2, 5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsIndex
 
 import torch
 
@@ -36,9 +37,12 @@ class Dim:
         """Raise ArgumentError where there is no such size."""
         if not isinstance(self.name, str):
             raise ArgumentError(f"Dim: the name must be a str, got {describe_type(self.name)} ({self.name!r})")
-        for bound in (self.min, self.max):
-            if isinstance(bound, bool) or not isinstance(bound, int):
+        for name in ("min", "max"):
+            bound = getattr(self, name)
+            if isinstance(bound, bool) or not isinstance(bound, SupportsIndex):
                 raise ArgumentError(f"Dim {self.name!r}: a bound must be an int, got {describe_type(bound)} ({bound})")
+            # NumPy's integers are numbers, too.
+            object.__setattr__(self, name, operator.index(bound))
         if not 0 <= self.min <= self.max:
             raise ArgumentError(f"Dim {self.name!r}: there is no size from {self.min} to {self.max}")
 
