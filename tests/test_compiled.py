@@ -13,6 +13,7 @@ from functors import draw, functor
 from torch import nn
 from torch._dynamo.utils import counters
 from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
+from torch.torch_version import TorchVersion
 from torch.utils.checkpoint import checkpoint
 
 import fuser
@@ -262,5 +263,7 @@ def test_a_graph_serves_no_other_functor(make: Callable[[], list[Callable[..., t
         if x.requires_grad:
             slopes = [torch.autograd.grad(value.sum(), x)[0] for value in (got, wanted)]
             assert torch.equal(*slopes)
-    # The third one is like the first.
-    assert graphs == 2
+    # The third one is like the first. Dynamo of torch 2.11 takes a fused function that an instance holds for a descriptor,
+    # and leaves the call out of graphs.
+    is_left_out = make is _new_fused and TorchVersion(torch.__version__) < "2.12"
+    assert graphs == (0 if is_left_out else 2)
