@@ -263,7 +263,7 @@ def test_a_graph_serves_no_other_functor(make: Callable[[], list[Callable[..., t
         if x.requires_grad:
             slopes = [torch.autograd.grad(value.sum(), x)[0] for value in (got, wanted)]
             assert torch.equal(*slopes)
-    # The third one is like the first. Dynamo of torch 2.11 takes a fused function that an instance holds for a descriptor,
-    # and leaves the call out of graphs.
+    # The third one is like the first. Dynamo of torch 2.11 takes a fused function that an instance holds for a
+    # descriptor, and leaves the call out of graphs.
     is_left_out = make is _new_fused and TorchVersion(torch.__version__) < "2.12"
     assert graphs == (0 if is_left_out else 2)
