@@ -324,6 +324,7 @@ def infer_layouts(
         try:
             shape = broadcast_shapes([operand.shape for operand in operands])
         except ShapeError as error:
+            ops.look_at_sizes(function, [operand.shape for operand in operands])
             shapes = ", ".join(str(list(operand.shape)) for operand in operands)
             raise ShapeError(
                 f"{_name_for_people(group, application, len(values))}: {error} (shapes {shapes})"

@@ -411,7 +411,10 @@ class _Tracer(fx.Tracer):
         raise TracingError("fuse cannot iterate over a tensor: use x.unbind(), or an op on the whole tensor")
 
 
-_OPEN = (torch.nn.LayerNorm, torch.nn.RMSNorm)
+_OPEN = (
+    torch.nn.LayerNorm, torch.nn.RMSNorm, torch.nn.MSELoss, torch.nn.L1Loss, torch.nn.SmoothL1Loss,
+    torch.nn.HuberLoss, torch.nn.BCELoss, torch.nn.BCEWithLogitsLoss, torch.nn.LogSigmoid,
+)  # fmt: skip
 # These look at what they are given.
 _OPEN_IF_KNOWN = (
     torch.nn.GroupNorm, torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d, torch.nn.CrossEntropyLoss,
