@@ -6,6 +6,7 @@ A loss that is reduced is that of each element, in a tensor of its own in eager 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -24,6 +25,7 @@ from fuser.ops.calls import (
     is_number,
     known_of,
 )
+from fuser.ops.elementary import clamp_to_numbers
 from fuser.ops.loss_terms import MEAN, NONE, SUM
 from fuser.ops.reductions import may_have_bits, reduction_function
 from fuser.ops.table import op_call
@@ -61,6 +63,15 @@ def _reduced(call: OpCall, reduction: Any) -> OpCall | None:
     if find_numerics() != "fast" and not may_have_bits(name, torch.float32, device_type_of(call)):
         return None
     return OpCall(reduction_function(name), (call,))
+
+
+_NARROW = (torch.float16, torch.bfloat16)
+
+
+def _are_floats(*items: Any) -> bool:
+    # Whether they are known to be tensors of floats: torch has its own errors for others.
+    known = [known_of(item) for item in items]
+    return all(item is not None and item.dtype.is_floating_point for item in known)
 
 
 def _are_tensors(*items: Any) -> bool:
@@ -306,6 +317,129 @@ def _bind_xlogy(self: Any, other: Any) -> OpCall | None:
     return op_call("xlogy", self, other) if _are_tensors(self, other) else None
 
 
+@asking
+def _bind_kl_div(self: Any, target: Any, reduction: Any = MEAN, *, log_target: Any = False) -> OpCall | None:
+    if not _are_floats(self, target) or not isinstance(log_target, bool):
+        return None
+    if log_target:
+        return _reduced(op_call("mul", op_call("exp", target), _sub(target, self)), reduction)
+    return _reduced(_sub(op_call("xlogy", target, target), op_call("mul", target, self)), reduction)
+
+
+@asking
+def _bind_poisson_nll(input: Any, target: Any, log_input: Any, full: Any, eps: Any, reduction: Any) -> OpCall | None:  # noqa: A002
+    if not _are_floats(input, target) or not (isinstance(log_input, bool) and isinstance(full, bool)):
+        return None
+    if log_input:
+        loss = _sub(op_call("exp", input), op_call("mul", target, input))
+    else:
+        loss = _sub(input, op_call("mul", target, op_call("log", _add(input, eps))))
+    if full:
+        # Stirling's formula.
+        root = op_call("mul", op_call("log", op_call("mul", target, 2 * math.pi)), 0.5)
+        term = _add(_sub(op_call("mul", target, op_call("log", target)), target), root)
+        loss = _written("add", loss, op_call("masked_fill", term, op_call("le", target, 1), value=0), alpha=1)
+    return _reduced(loss, reduction)
+
+
+# --- of margins -------------------------------------------------------------------------------------------------
+def _at_least_zero(call: OpCall) -> OpCall:
+    return OpCall(clamp_to_numbers("clamp_min"), (call, 0))
+
+
+def _where(target: Any, comparison: str, number: int, call: Any) -> OpCall:
+    return op_call("where", op_call(comparison, target, number), call, 0.0)
+
+
+@asking
+def _bind_hinge_embedding(self: Any, target: Any, margin: Any = 1.0, reduction: Any = MEAN) -> OpCall | None:
+    # In eager torch the margin is a tensor, which holds it as its dtype does.
+    is_exact = is_constant(margin) and all(torch.tensor(margin, dtype=dtype).item() == margin for dtype in _NARROW)
+    if not _are_floats(self) or not _are_tensors(target) or not is_exact:
+        return None
+    apart = _where(target, "ne", 1, _at_least_zero(_sub(margin, self)))
+    return _reduced(_add(apart, _where(target, "ne", -1, self)), reduction)
+
+
+def _bind_margin_ranking(
+    input1: Any, input2: Any, target: Any, margin: Any = 0.0, reduction: Any = MEAN
+) -> OpCall | None:
+    if not _are_tensors(input1, input2, target):
+        return None
+    scaled = op_call("mul", op_call("neg", target), _sub(input1, input2))
+    return _reduced(_at_least_zero(_add(scaled, margin)), reduction)
+
+
+# As ATen has it, a float.
+_EPSILON = 9.999999960041972e-13
+
+
+@asking
+def _bind_cosine_embedding(
+    input1: Any, input2: Any, target: Any, margin: Any = 0.0, reduction: Any = MEAN
+) -> OpCall | None:
+    known = [known_of(item) for item in (input1, input2, target)]
+    if not _are_floats(input1, input2) or known[2] is None or not is_constant(margin):
+        return None
+    dim = known[2].rank
+    if [item and item.rank for item in known] != [dim + 1, dim + 1, dim] or dim > 1:
+        # torch has its own errors for it.
+        return None
+    products = [_total(op_call("mul", *pair), dim) for pair in ((input1, input2), (input1, input1), (input2, input2))]
+    if None in products:
+        return None
+    product, *squares = products
+    sizes = op_call("sqrt", op_call("mul", *(_add(item, _EPSILON) for item in squares)))
+    cosine = op_call("div", product, sizes)
+    apart = _where(target, "eq", -1, _at_least_zero(_sub(cosine, margin)))
+    return _reduced(_add(_where(target, "eq", 1, _sub(1, cosine)), apart), reduction)
+
+
+def _total(call: OpCall, dim: int) -> OpCall | None:
+    return _along(call, "sum", dim)
+
+
+def _along(call: OpCall, name: str, dim: int, *, keepdim: bool = False) -> OpCall | None:
+    # A reduction along one dimension; None where it has no kernel.
+    is_kept = find_numerics() == "fast" or may_have_bits(name, torch.float32, device_type_of(call))
+    return OpCall(reduction_function(name, (dim,), keepdim), (call,)) if is_kept else None
+
+
+@asking
+def _bind_pairwise_distance(x1: Any, x2: Any, p: Any = 2, eps: Any = 1e-06, keepdim: Any = False) -> OpCall | None:
+    known = [known_of(item) for item in (x1, x2)]
+    rank = max(item.rank if item else 0 for item in known)
+    if not _are_floats(x1, x2) or not is_constant(p) or p not in _NORMS or not isinstance(keepdim, bool) or not rank:
+        return None
+    return _along(_add(_sub(x1, x2), eps), f"norm_{_NORMS[p]}", rank - 1, keepdim=keepdim)
+
+
+_NORMS: dict[complex, float] = {0: 0, 1: 1, 2: 2, math.inf: math.inf, -math.inf: -math.inf}
+
+
+@asking
+def _bind_triplet_margin(
+    anchor: Any,
+    positive: Any,
+    negative: Any,
+    margin: Any = 1.0,
+    p: Any = 2.0,
+    eps: Any = 1e-06,
+    swap: Any = False,
+    reduction: Any = MEAN,
+) -> OpCall | None:
+    known = [known_of(item) for item in (anchor, positive, negative)]
+    if len({item and item.rank for item in known}) != 1 or not isinstance(swap, bool):
+        return None
+    near = _bind_pairwise_distance(anchor, positive, p, eps)
+    far = _bind_pairwise_distance(anchor, negative, p, eps)
+    other = _bind_pairwise_distance(positive, negative, p, eps) if swap else far
+    if near is None or far is None or other is None:
+        return None
+    far = op_call("minimum", far, other) if swap else far
+    return _reduced(_at_least_zero(_sub(_add(near, margin), far)), reduction)
+
+
 def _outside_autocast(bind: Binder) -> Binder:
     # There torch casts what its functions are given, before it calls what graphs of ATen have.
     @functools.wraps(bind)
@@ -328,6 +462,13 @@ def loss_functions() -> dict[Any, Binder]:
         "binary_cross_entropy": _bind_bce,
         "soft_margin_loss": _bind_soft_margin,
         "log_sigmoid": _bind_log_sigmoid,
+        "kl_div": _bind_kl_div,
+        "poisson_nll_loss": _bind_poisson_nll,
+        "hinge_embedding_loss": _bind_hinge_embedding,
+        "margin_ranking_loss": _bind_margin_ranking,
+        "cosine_embedding_loss": _bind_cosine_embedding,
+        "pairwise_distance": _bind_pairwise_distance,
+        "triplet_margin_loss": _bind_triplet_margin,
     }
     backward: dict[str, Binder] = {
         "mse_loss": _bind_mse_backward,
