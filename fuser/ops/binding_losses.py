@@ -30,7 +30,7 @@ from fuser.ops.loss_terms import MEAN, NONE, SUM
 from fuser.ops.reductions import may_have_bits, reduction_function
 from fuser.ops.table import op_call
 
-__all__ = ["loss_functions"]
+__all__ = ["loss_functions", "loss_methods"]
 
 _ATEN = torch.ops.aten
 _REDUCTIONS = {"none": NONE, "mean": MEAN, "sum": SUM}
@@ -84,8 +84,9 @@ def _terms(name: str, parameter: str = "") -> Callable[..., OpCall | None]:
     def make(input: Any, target: Any, value: Any = None) -> OpCall | None:  # noqa: A002 - torch's own parameter name
         if not parameter:
             return op_call(name, input, target)
-        # torch has its own error for what is below zero.
-        return op_call(name, input, target, **{parameter: value}) if is_constant(value) and value > 0 else None
+        # torch has its own error for others.
+        is_served = is_constant(value) and (value > 0 or (value == 0 and name == "smooth_l1_loss"))
+        return op_call(name, input, target, **{parameter: value}) if is_served else None
 
     return make
 
@@ -197,7 +198,7 @@ def _bind_mse_backward(grad_output: Any, self: Any, target: Any, reduction: Any)
 
 def _bind_smooth_l1_backward(grad_output: Any, self: Any, target: Any, reduction: Any, beta: Any) -> OpCall | None:
     norm = _factor(1.0, self, reduction)
-    if norm is None or not is_constant(beta) or beta <= 0:
+    if norm is None or not is_constant(beta):
         return None
     return op_call("smooth_l1_loss_backward", self, target, grad_output, norm=norm, beta=beta)
 
@@ -271,7 +272,7 @@ def _bind_functional_bce(
 def _bind_bce_backward(
     grad_output: Any, self: Any, target: Any, weight: Any = None, reduction: Any = MEAN
 ) -> OpCall | None:
-    call = op_call("binary_cross_entropy_backward", grad_output, self, target)
+    call = op_call("binary_cross_entropy_backward", self, target, grad_output)
     if weight is not None:
         call = _written("mul", call, weight)
     if reduction != MEAN:
@@ -450,6 +451,11 @@ def _outside_autocast(bind: Binder) -> Binder:
     return asking(bind_call) if bind in ASKING else bind_call
 
 
+def loss_methods() -> dict[str, Binder]:
+    """Return the binder of each method of tensors."""
+    return {"xlogy": _bind_xlogy}
+
+
 @functools.cache
 def loss_functions() -> dict[Any, Binder]:
     """Return the binder of each function and ATen overload."""
@@ -483,7 +489,6 @@ def loss_functions() -> dict[Any, Binder]:
         F.huber_loss: _bind_functional_huber,
         F.binary_cross_entropy_with_logits: _bind_functional_bce_with_logits,
         F.binary_cross_entropy: _bind_functional_bce,
-        torch.xlogy: _bind_xlogy,
         torch.special.xlogy: _bind_xlogy,
     }
     # What those call.

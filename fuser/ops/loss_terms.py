@@ -27,9 +27,11 @@ def _rounded(text: str) -> str:
     return text
 
 
-def _reduction_of(norm: float, whole: float = 1.0) -> int:
+def _reduction_of(x: torch.Tensor, g: torch.Tensor, norm: float, whole: float = 1.0) -> int:
     # What a factor stands for in the eager op: of a mean, it is divided by the number of elements.
-    return SUM if norm == whole else MEAN
+    if norm != whole:
+        return MEAN
+    return NONE if g.shape == x.shape else SUM
 
 
 define(
@@ -44,7 +46,7 @@ define(
     "mse_loss_backward",
     "T x, T y, T g, T norm",
     _rounded("return R(R(norm) * R(x - y)) * g;"),
-    lambda x, y, g, norm: _ATEN.mse_loss_backward(g, x, y, _reduction_of(norm, 2.0)),
+    lambda x, y, g, norm: _ATEN.mse_loss_backward(g, x, y, _reduction_of(x, g, norm, 2.0)),
     scalars=("norm",),
     same_dtypes=True,
     is_contiguous=True,
@@ -72,7 +74,7 @@ define(
             "T n = R(norm), b = R(beta), d = R(x - y); return d < -b ? -n * g : d > b ? n * g : R(R(n * d) * g) / b;",
         )
     ),
-    lambda x, y, g, norm, beta: _ATEN.smooth_l1_loss_backward(g, x, y, _reduction_of(norm), beta),
+    lambda x, y, g, norm, beta: _ATEN.smooth_l1_loss_backward(g, x, y, _reduction_of(x, g, norm), beta),
     scalars=("norm", "beta"),
     same_dtypes=True,
     is_contiguous=True,
@@ -100,12 +102,12 @@ define(
             "return d < -b ? R(-n * g) * b : d > b ? R(n * g) * b : R(n * d) * g;",
         )
     ),
-    lambda x, y, g, norm, delta: _ATEN.huber_loss_backward(g, x, y, _reduction_of(norm), delta),
+    lambda x, y, g, norm, delta: _ATEN.huber_loss_backward(g, x, y, _reduction_of(x, g, norm), delta),
     scalars=("norm", "delta"),
     same_dtypes=True,
     is_contiguous=True,
 )
-# Of what is no probability it is NaN, for which torch's kernel stops the device.
+# These two lie as the input does. Of what is no probability the loss is NaN, for which torch's kernel stops the device.
 define(
     "binary_cross_entropy",
     "T x, T y",
@@ -120,10 +122,16 @@ define(
     "binary_cross_entropy_backward",
     "T g, T x, T y",
     _rounded("T d = R(R(T(1) - x) * x), least = R(T(1e-12f)); return R(g * R(x - y)) / (d < least ? least : d);"),
-    lambda g, x, y: _ATEN.binary_cross_entropy_backward(g, x, y, None, NONE),
+    lambda x, y, g: _ATEN.binary_cross_entropy_backward(g, x, y, None, NONE),
     same_dtypes=True,
 )
-define("log_sigmoid", "T x", "T low = x < T(0) ? x : T(0); return low - log1p(exp(-fabs(x)));", _ATEN.log_sigmoid)
+# At zero the slope is a half: no absolute value says so.
+define(
+    "log_sigmoid",
+    "T x",
+    "T low = x < T(0) ? x : T(0); T least = x < T(0) ? x : -x; return low - log1p(exp(least));",
+    _ATEN.log_sigmoid,
+)
 define(
     "xlogy",
     "T x, T y",
