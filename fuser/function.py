@@ -152,7 +152,7 @@ class Function:
     keeps_format: bool = False
     # The function of torch.nn.functional that looks, before, whether the first two tensors have one size; "" if none.
     sizes_of: str = ""
-    # Whether torch computes it in the memory of its first tensor, which has the result's shape and dtype then.
+    # Whether torch computes it in memory like its first tensor's, or in that: it has the result's shape and dtype.
     is_in_place: bool = False
 
     @property

@@ -117,13 +117,15 @@ define(
     ),
     lambda x, y: _ATEN.binary_cross_entropy(x, y, None, NONE),
     same_dtypes=True,
+    is_in_place=True,
 )
 define(
     "binary_cross_entropy_backward",
-    "T g, T x, T y",
+    "T x, T y, T g",
     _rounded("T d = R(R(T(1) - x) * x), least = R(T(1e-12f)); return R(g * R(x - y)) / (d < least ? least : d);"),
     lambda x, y, g: _ATEN.binary_cross_entropy_backward(g, x, y, None, NONE),
     same_dtypes=True,
+    is_in_place=True,
 )
 # At zero the slope is a half: no absolute value says so.
 define(

@@ -29,6 +29,7 @@ def look_at_sizes(function: Function, shapes: Sequence[Shape]) -> None:
 def call_of_sizes(function: Function, tensors: Sequence[Any], scalars: Mapping[str, Any]) -> Any:
     """Run an op of the table in eager torch, as a step of what asks for sizes."""
     look_at_sizes(function, [item.shape for item in tensors])
-    if function.is_in_place:
-        return getattr(tensors[0].clone(), f"{function.op}_")(*tensors[1:])
+    written = getattr(torch.Tensor, f"{function.op}_", None) if function.is_in_place else None
+    if written is not None:
+        return written(tensors[0].clone(), *tensors[1:])
     return OPS[str(function.op)].eager(*tensors, **scalars)
