@@ -289,9 +289,12 @@ def _bind_soft_margin(self: Any, target: Any, reduction: Any = MEAN) -> OpCall |
 
 
 def _bind_soft_margin_backward(grad_output: Any, self: Any, target: Any, reduction: Any) -> OpCall | None:
-    norm = _factor(1.0, self, reduction)
+    norm, value = _factor(1.0, self, reduction), getattr(self, "meta", {}).get("val")
     if norm is None:
         return None
+    if norm != 1 and value.device.type == "cpu":
+        # ATen multiplies in place, which takes the number in the dtype there.
+        norm = torch.tensor(norm, dtype=value.dtype).item()
     power = op_call("exp", op_call("mul", op_call("neg", target), self))
     scaled = op_call("mul", op_call("mul", target, power), -norm)
     return op_call("mul", op_call("div", scaled, _add(power, 1)), grad_output)
