@@ -615,3 +615,14 @@ def test_fmod_and_remainder_are_exact(dtype: torch.dtype) -> None:
         theirs = getattr(torch, name)(x, y)
         agrees = (theirs == wanted) | theirs.isnan()
         assert bool(agrees[: 4 * 3001].all()), name
+
+
+def test_a_number_before_a_tensor_is_not_rounded() -> None:
+    """As behind it: torch has the product of the tensor by the number."""
+    x = draw((4096,), torch.bfloat16, seed=4)
+    graph = torch.fx.Graph()
+    graph.output(graph.call_function(operator.mul, (-1 / 6, graph.placeholder("x"))))
+    module = fuser.fx.fuse_graph(torch.fx.GraphModule(torch.nn.Module(), graph))
+    before = fuser.stats()["launches"]
+    assert same_bits(module(x), -1 / 6 * x)
+    assert fuser.stats()["launches"] == before + 1

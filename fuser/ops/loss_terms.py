@@ -137,9 +137,7 @@ define(
 define(
     "xlogy",
     "T x, T y",
-    "if (y != y) return T(NAN);"
-    + unlike_cuda("T l = fuser_round<S>(log(y));", "T l = log(y);")
-    + "return x == T(0) ? T(0) : x * l;",
+    unlike_cuda("T l = fuser_round<S>(log(y));", "T l = log(y);") + "return (x == T(0)) & (y == y) ? T(0) : x * l;",
     torch.xlogy,
     kinds=ANY_REAL,
     promotion=Promotion.INT_TO_FLOAT,
