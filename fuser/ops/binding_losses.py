@@ -289,7 +289,8 @@ def _bind_soft_margin(self: Any, target: Any, reduction: Any = MEAN) -> OpCall |
 
 
 def _bind_soft_margin_backward(grad_output: Any, self: Any, target: Any, reduction: Any) -> OpCall | None:
-    norm, value = _factor(1.0, self, reduction), getattr(self, "meta", {}).get("val")
+    norm = _factor(1.0, self, reduction)
+    value: Any = getattr(self, "meta", {}).get("val")
     if norm is None:
         return None
     if norm != 1 and value.device.type == "cpu":
