@@ -102,6 +102,7 @@ def expand_call(
         As ``expand_in_order``.
     """
     whole = _describe(spec.group, inputs, device, layouts)
+    _check_sizes(spec.group, whole)
     outputs = tuple(whole[value].desc for value in spec.group.outputs)
     group = _take_numbers(spec.group, whole, device)
     if group.arranges:
@@ -123,6 +124,18 @@ def expand_call(
         expansion.group, seen, device, infer_layouts(expansion.group, value_layouts(seen)), expansion.origins
     )
     return Expanded(None, expansion, tuple(values), outputs, tuple(whole))
+
+
+def _check_sizes(group: FusionGroup, values: Sequence[DescribedValue]) -> None:
+    # What torch warns of, or refuses, is torch's.
+    for index, (item, made) in enumerate(zip(group.applications, group.value_offsets(), strict=True)):
+        function, (first, *others) = item.function, (values[value].desc for value in item.tensors)
+        result = values[made].desc
+        is_odd = function.is_in_place and (result.shape != first.shape or result.dtype != first.dtype)
+        if is_odd or (function.sizes_of and others[0].shape != first.shape):
+            error = UnsupportedError(f"op {function.op!r} with tensors of different sizes or dtypes")
+            error.application = index
+            raise error
 
 
 def _take_numbers(group: FusionGroup, values: Sequence[DescribedValue], device: torch.device) -> FusionGroup:

@@ -198,6 +198,8 @@ def eager_version(function: Function) -> Callable[..., Any]:
         dims, keepdim, eager = function.reduction.dims, function.reduction.keepdim, ops.REDUCTIONS[function.op].eager
         # The numbers of elements come second where a kernel finds places.
         return lambda x, *_, **scalars: eager(x, dims, keepdim, **scalars)
+    if function.asks_sizes:
+        return lambda *tensors, **scalars: ops.call_of_sizes(function, tensors, scalars)
     if function.op is not None:
         conversion = {"dtype": function.out_dtypes[0]} if function.is_conversion else {}
         return partial(ops.OPS[function.op].eager, **conversion)

@@ -150,6 +150,10 @@ class Function:
     is_contiguous: bool = False
     # Whether they do unless the first tensor lies in one of torch's formats of channels last.
     keeps_format: bool = False
+    # The function of torch.nn.functional that looks, before, whether the first two tensors have one size; "" if none.
+    sizes_of: str = ""
+    # Whether torch computes it in memory like its first tensor's, or in that: it has the result's shape and dtype.
+    is_in_place: bool = False
 
     @property
     def name(self) -> str:
@@ -201,6 +205,11 @@ class Function:
         # C++ allows to leave out arguments at the end of the call only.
         tail = self.functor.parameters[-(len(tensors) - count) :] if count < len(tensors) else ()
         return bool(tail) and all(parameter in tensors and parameter.has_default for parameter in tail)
+
+    @property
+    def asks_sizes(self) -> bool:
+        """Whether torch asks more of its tensors' sizes than that they broadcast."""
+        return bool(self.sizes_of) or self.is_in_place
 
     @property
     def is_composite(self) -> bool:
@@ -331,6 +340,8 @@ class Function:
             "form": self.form,
             "is_contiguous": self.is_contiguous,
             "keeps_format": self.keeps_format,
+            "sizes_of": self.sizes_of,
+            "is_in_place": self.is_in_place,
         }
         return {name: value for name, value in written.items() if value != _USUAL.get(name, ...)}
 
@@ -363,6 +374,8 @@ class Function:
             form=_form_from_json(data["form"]),
             is_contiguous=data["is_contiguous"],
             keeps_format=data["keeps_format"],
+            sizes_of=data["sizes_of"],
+            is_in_place=data["is_in_place"],
         )
 
 
@@ -383,6 +396,8 @@ _USUAL: dict[str, Any] = {
     "form": None,
     "is_contiguous": False,
     "keeps_format": False,
+    "sizes_of": "",
+    "is_in_place": False,
 }
 
 # Python functions that groups hold, by the names that stand for them in JSON: no two processes give the same name.

@@ -324,6 +324,7 @@ def infer_layouts(
         try:
             shape = broadcast_shapes([operand.shape for operand in operands])
         except ShapeError as error:
+            ops.look_at_sizes(function, [operand.shape for operand in operands])
             shapes = ", ".join(str(list(operand.shape)) for operand in operands)
             raise ShapeError(
                 f"{_name_for_people(group, application, len(values))}: {error} (shapes {shapes})"
@@ -395,7 +396,10 @@ def _keeps_strides(function: Function, operand: ValueLayout) -> bool:
     return (function.is_conversion or function.op in _LIKE_OPERAND) and is_dense(operand.shape, operand.strides)
 
 
-_LIKE_OPERAND = frozenset("hardtanh clone deg2rad rad2deg nan_to_num prelu log_sigmoid_backward".split())
+_LIKE_OPERAND = frozenset(
+    "hardtanh clone deg2rad rad2deg nan_to_num prelu log_sigmoid_backward huber_loss binary_cross_entropy"
+    " binary_cross_entropy_backward".split()
+)
 _TESTS_BY_STEPS = frozenset({"isinf", "isfinite"})
 
 

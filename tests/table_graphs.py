@@ -31,6 +31,12 @@ WRITES = [
 # Of two that meet at one place a GPU keeps either.
 DISTINCT = {"scatter.src", "index_copy", "index_put"}
 LOSSES = ["nll_loss_forward", "nll_loss_backward"]
+# Of pairs of elements: what is an integer would be divided by zero, and probabilities are asked for.
+TERMS = ["mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss", "kl_div", "poisson_nll_loss"]
+TERMS += ["hinge_embedding_loss", "margin_ranking_loss", "cosine_embedding_loss", "triplet_margin_loss"]
+TERMS += ["binary_cross_entropy", "binary_cross_entropy_with_logits", "pairwise_distance"]
+TERMS += [f"{name}_backward" for name in ("mse_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss")]
+TERMS += ["binary_cross_entropy_backward"]
 # Statistics come from the forward pass.
 NORMS = ["native_layer_norm", "_fused_rms_norm", "native_group_norm", "_native_batch_norm_legit_functional"]
 NORMS += ["_native_batch_norm_legit.no_stats", "_native_batch_norm_legit_no_training", "batch_norm_elemt"]
@@ -173,6 +179,36 @@ class TableWriter(AtenWriter):
         loss, total = made.users
         return target, (loss, x, classes, *arguments, total), {}
 
+    def terms(self, x: fx.Node, target: Any, name: str) -> Program:
+        """Choose a loss of pairs of elements, or its gradient."""
+        draw = self.draw
+        if not self.values[x].dtype.is_floating_point:
+            return ATEN.neg.default, (x,), {}
+        is_likely = name.startswith("binary_cross_entropy") and "logits" not in name
+        if is_likely:
+            # A GPU's process ends where one is no probability, NaN for one.
+            x = self.add(ATEN.nan_to_num.default, (x,), {}) or x
+            x = self.add(ATEN.sigmoid.default, (x,), {}) or x
+        numbers = {"beta": 0.5, "delta": 0.75, "margin": draw.choice([0.5, 0.3]), "p": 2.0, "eps": 1e-6}
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        for argument in target._schema.arguments:
+            kind, item = str(argument.real_type), argument.name
+            if kind == "Tensor":
+                is_first = item in {"self", "input", "input1", "anchor", "x1"}
+                value = x if is_first or (is_likely and item == "target") else draw.choice([self.same(x), x])
+                if name == "cosine_embedding_loss" and item == "target":
+                    value = self.add(ATEN.sum.dim_IntList, (x, [-1]), {})
+            elif kind.startswith("Optional"):
+                value = draw.choice([None, None, self.same(x)])
+            else:
+                value = numbers.get(item, draw.randint(0, 2) if kind == "int" else draw.random() < 0.5)
+            if argument.kwarg_only:
+                kwargs[item] = value
+            else:
+                args.append(value)
+        return target, tuple(args), kwargs
+
     def norm(self, x: fx.Node, target: Any, name: str) -> Program:
         """Choose a norm."""
         value = self.values[x]
@@ -265,6 +301,7 @@ class TableWriter(AtenWriter):
         return {
             **dict.fromkeys([*READS, *WRITES], self.read),
             **dict.fromkeys(LOSSES, self.loss),
+            **dict.fromkeys(TERMS, self.terms),
             **dict.fromkeys(NORMS, self.norm),
             **dict.fromkeys(BACKWARD, self.norm_backward),
             **dict.fromkeys(["slice_backward", "select_backward", "select_scatter"], self.part),

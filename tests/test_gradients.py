@@ -82,6 +82,11 @@ NUMBERS: dict[str, dict[str, Any]] = {
     "nan_to_num": {"nan": 0.25, "posinf": 2.0, "neginf": -2.0},
     "tril": {"diagonal": 1},
     "triu": {"diagonal": 1},
+    "mse_loss_backward": {"norm": 2.0},
+    "smooth_l1_loss": {"beta": 0.5},
+    "smooth_l1_loss_backward": {"norm": 1.0, "beta": 0.5},
+    "huber_loss": {"delta": 0.5},
+    "huber_loss_backward": {"norm": 1.0, "delta": 0.5},
 }
 
 
@@ -95,7 +100,8 @@ DOMAINS = {
     **dict.fromkeys(("log", "log2", "log10", "sqrt", "rsqrt", "pow", "pow_number", "log1p"), (0.3, 2.0)),
     **dict.fromkeys(("asin", "acos", "atanh"), (-0.9, 0.9)),
     "acosh": (1.1, 3.0),
-    "logit_backward": (0.1, 0.9),
+    **dict.fromkeys(("logit_backward", "binary_cross_entropy", "binary_cross_entropy_backward"), (0.1, 0.9)),
+    "xlogy": (0.3, 2.0),
 }
 
 
@@ -147,8 +153,10 @@ def test_ops(names: str, device: str) -> None:
     assert torch.autograd.gradgradcheck(function, inputs)
 
 
-# torch has no second derivative of these activations, and triangles take matrices: test_derivative.py has them.
-INCOMPARABLE = {f"{name}_backward" for name in ("silu", "hardsigmoid", "mish", "logit")} | {"tril", "triu"}
+# torch has no second derivative of these activations, an inexact one of the loss, and triangles take matrices:
+# test_derivative.py has them.
+INCOMPARABLE = {f"{name}_backward" for name in ("silu", "hardsigmoid", "mish", "logit", "binary_cross_entropy")}
+INCOMPARABLE |= {"tril", "triu"}
 COMPARABLE = [name for name in HAVE_GRADIENT if name not in INCOMPARABLE]
 
 
@@ -160,6 +168,9 @@ def test_op_at_special_values(name: str) -> None:
     values = [x for x in SPECIALS if "_backward" not in name or abs(x) <= 3]
     if name == "acosh":
         values = [x for x in values if not x < 1]
+    if name == "binary_cross_entropy":
+        # Of probabilities.
+        values = [x for x in values if 0 < x < 1]
     if name in {"copysign", "remainder"}:
         # torch's own formulas give NaN for infinity, and sgn gives none for NaN.
         values = [x for x in values if math.isfinite(x)]

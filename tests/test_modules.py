@@ -400,3 +400,13 @@ def test_a_part_may_be_compiled() -> None:
     for change in (lambda: None, layer.eval, lambda: setattr(layer, "factor", 0.5)):
         change()
         torch.testing.assert_close(fused(x), module(x))
+
+
+@pytest.mark.cpu
+def test_gradients_by_parameters_of_a_layer_are_torchs() -> None:
+    """No argument requires them, nor does the graph read a parameter itself."""
+    torch.manual_seed(0)
+    layer, x = torch.nn.Linear(32, 64).bfloat16(), torch.randn(128, 32).bfloat16()
+    function = lambda x: (torch.sigmoid(layer(x)) * x[:, :1]).mean()  # noqa: E731
+    wanted = torch.autograd.grad(function(x), layer.weight)[0]
+    assert torch.equal(torch.autograd.grad(fuser.fuse(function)(x), layer.weight)[0], wanted)

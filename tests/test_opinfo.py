@@ -83,8 +83,19 @@ IN_GRAPHS = {
     "hardshrink", "hardsigmoid_backward", "hardswish_backward", "hardtanh_backward", "heaviside", "isneginf",
     "isposinf", "leaky_relu_backward", "left_shift", "log_sigmoid_backward", "logit_backward", "mish_backward",
     "nan_to_num", "native_dropout_backward", "prelu", "right_shift", "shrink_backward", "signbit", "softplus_backward",
-    "softshrink", "threshold", "tril", "triu", "div_trunc", "div_trunc_number",
+    "softshrink", "threshold", "tril", "triu", "div_trunc", "div_trunc_number", "binary_cross_entropy",
+    "log_sigmoid",
+    "binary_cross_entropy_backward", "mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backward",
 }  # fmt: skip
+
+
+# Under the names of their overloads, which reduce by a number.
+LOSSES = ("mse_loss", "smooth_l1_loss", "huber_loss")
+
+
+def _unreduced(args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
+    # What each element comes to: a sum or a mean is another op.
+    return args, {name: value for name, value in kwargs.items() if name in {"beta", "delta"}} | {"reduction": 0}
 
 
 def _info(name: str, variant: str = "") -> OpInfo:
@@ -94,7 +105,9 @@ def _info(name: str, variant: str = "") -> OpInfo:
 def _subjects() -> Iterator[Subject]:
     activations = "relu silu gelu leaky_relu elu softplus mish hardtanh hardsigmoid hardswish".split()
     names = {name: name for name in OPS} | {name: f"nn.functional.{name}" for name in activations}
-    derived = {"div", "div_number", "pow_number", "gelu_tanh", "to", "convert", "masked_fill"}
+    for name in LOSSES:
+        yield Subject(name, _info(f"nn.functional.{name}"), getattr(ATEN, name).default, _unreduced)
+    derived = {*LOSSES, "div", "div_number", "pow_number", "gelu_tanh", "to", "convert", "masked_fill"}
     for name, own in names.items():
         if name not in derived | IN_GRAPHS and not name.endswith("_backward"):
             info = _info(own)

@@ -95,6 +95,12 @@ PATTERNS: tuple[tuple[tuple[Any, ...], tuple[tuple[str, Any], ...]], ...] = (
     ((X, Y, 0.5, False), ()),
     ((X, 1.5, 2.0, 0.5, False, Y), ()),
     ((X, C, 2.5), ()),
+    ((X, Y, 0), (("beta", 0.75),)),
+    ((X, Y, 0, 0.75), ()),
+    ((X, Y, X, 2), ()),
+    # torch's CPU kernel divides integers by it.
+    ((X, Y, X, 2, 1.5), ()),
+    ((X, Y, X, None, 2), ()),
     ((X, Y), (("rounding_mode", "trunc"),)),
     ((X, 2.5), (("rounding_mode", "trunc"),)),
     ((X, Y), (("rounding_mode", "floor"),)),
@@ -285,7 +291,7 @@ def test_every_op_has_a_name() -> None:
     assert not backward_only, f"no way to write {backward_only} is known"
 
 
-# What takes tensors that depend on each other: test_arrangements.py has them.
+# What takes tensors that depend on each other (test_arrangements.py has them), or asks for devices (test_losses.py).
 BY_THEMSELVES = {
     "contiguous",
     "glu_backward_first",
@@ -293,6 +299,8 @@ BY_THEMSELVES = {
     "tril",
     "triu",
     "glu",
+    "binary_cross_entropy",
+    "log_sigmoid",
     "log_sigmoid_backward",
     "nan_to_num",
     "native_dropout_backward",
@@ -607,3 +615,14 @@ def test_fmod_and_remainder_are_exact(dtype: torch.dtype) -> None:
         theirs = getattr(torch, name)(x, y)
         agrees = (theirs == wanted) | theirs.isnan()
         assert bool(agrees[: 4 * 3001].all()), name
+
+
+def test_a_number_before_a_tensor_is_not_rounded() -> None:
+    """As behind it: torch has the product of the tensor by the number."""
+    x = draw((4096,), torch.bfloat16, seed=4)
+    graph = torch.fx.Graph()
+    graph.output(graph.call_function(operator.mul, (-1 / 6, graph.placeholder("x"))))
+    module = fuser.fx.fuse_graph(torch.fx.GraphModule(torch.nn.Module(), graph))
+    before = fuser.stats()["launches"]
+    assert same_bits(module(x), -1 / 6 * x)
+    assert fuser.stats()["launches"] == before + 1

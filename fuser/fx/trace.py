@@ -369,9 +369,7 @@ class FusedFunction(Replayer, Generic[P, R]):
         names = [item.name for item in self._parameters]
         traced = trace(self.function, self._call_by_position, key, leaves, names)
         mode = _mode(leaves or ())
-        # Parameters that it holds may require gradients where no argument does.
-        held = (operator.attrgetter(str(node.target)) for node in traced.graph_module.graph.find_nodes(op="get_attr"))
-        has_parameters = any(requires_grad(get(traced.graph_module)) for get in held)
+        has_parameters = any(map(requires_grad, _find_held(traced.graph_module)))
         differentiable = DifferentiableFusion if mode.is_differentiated or has_parameters else None
         if differentiable is None and leaves is not None:
             for node, leaf in zip(traced.graph_module.graph.find_nodes(op="placeholder"), leaves, strict=True):
@@ -433,6 +431,14 @@ class FusedFunction(Replayer, Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<fuser.fuse {self.__name__}>"
+
+
+def _find_held(module: fx.GraphModule) -> Iterator[Any]:
+    # Parameters that a graph reads, or modules that it calls, may require gradients where no argument does.
+    for node in module.graph.nodes:
+        if node.op in {"get_attr", "call_module"}:
+            held = operator.attrgetter(str(node.target))(module)
+            yield from held.parameters() if isinstance(held, torch.nn.Module) else (held,)
 
 
 def _mode(leaves: tuple[Any, ...]) -> Mode:

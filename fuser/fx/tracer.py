@@ -42,6 +42,7 @@ from fuser.fx.intercept import (
     sizes_may_be_symbols,
 )
 from fuser.fx.nodes import is_size
+from fuser.fx.opened import OPENED, opened
 from fuser.fx.symbols import IN_PLACE, SequenceSymbol, Symbol, is_symbol, is_tensor
 from fuser.fx.writes import split_batch_norm
 from fuser.ops import IS_NUMBER, KNOWN, Known, find_settled, has_hooks, needs_known
@@ -247,6 +248,8 @@ class _Tracer(fx.Tracer):
         if kind in {"call_function", "call_method"} and needs_known(target):
             self._note_known(target, [item for item in pytree.tree_leaves((args, kwargs)) if is_symbol(item)])
         made = split_batch_norm(self.create_proxy, args, kwargs) if target is F.batch_norm else None
+        if kind == "call_function" and self.examples is not None and _is_opened(target):
+            made = opened(target)(*args, **kwargs)
         return super().create_proxy(kind, target, args, kwargs, *rest, **options) if made is None else made
 
     def _name_dtype(self, target: str, x: Any, other: Any) -> tuple[str, tuple[Any, ...]]:
@@ -426,12 +429,21 @@ class _Tracer(fx.Tracer):
         raise TracingError("fuse cannot iterate over a tensor: use x.unbind(), or an op on the whole tensor")
 
 
-_OPEN = (torch.nn.LayerNorm, torch.nn.RMSNorm)
+_OPEN = (
+    torch.nn.LayerNorm, torch.nn.RMSNorm, torch.nn.MSELoss, torch.nn.L1Loss, torch.nn.SmoothL1Loss,
+    torch.nn.HuberLoss, torch.nn.BCELoss, torch.nn.BCEWithLogitsLoss, torch.nn.LogSigmoid, torch.nn.KLDivLoss,
+    torch.nn.PoissonNLLLoss, torch.nn.HingeEmbeddingLoss, torch.nn.SoftMarginLoss, torch.nn.MarginRankingLoss,
+    torch.nn.MultiLabelSoftMarginLoss, torch.nn.CosineEmbeddingLoss, torch.nn.TripletMarginLoss,
+)  # fmt: skip
 # These look at what they are given.
 _OPEN_IF_KNOWN = (
     torch.nn.GroupNorm, torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d, torch.nn.CrossEntropyLoss,
     torch.nn.NLLLoss,
 )  # fmt: skip
+
+
+def _is_opened(target: Any) -> bool:
+    return isinstance(target, types.FunctionType) and target in OPENED
 
 
 def _is_of_tracing(error: Exception) -> bool:

@@ -5,7 +5,7 @@ its results have the same bits. The ways a program can name an op (``torch.add``
 ``aten.add.Tensor``, ``torch.nn.ReLU``) are bound to the table by ``bind_function``, ``bind_method``, ``bind_module``.
 """
 
-from fuser.ops import activations, elementary, statistics  # noqa: F401 - they fill the table
+from fuser.ops import activations, elementary, loss_terms, statistics  # noqa: F401 - they fill the table
 from fuser.ops.arrangements import (
     arrange,
     eager_arrangement,
@@ -54,6 +54,7 @@ from fuser.ops.composites import (
 from fuser.ops.elementary import is_first_power, of_lists
 from fuser.ops.index import eager_index, index_function
 from fuser.ops.reductions import REDUCTIONS, ReductionOp, reduction_function
+from fuser.ops.sizes import call_of_sizes, look_at_sizes
 from fuser.ops.softmax import ONE_WALK
 from fuser.ops.table import OPS, WIDE_UNDER_AUTOCAST, Op, cast_function, convert_function, dtype_kind
 from fuser.ops.views import eager_view, view_function
@@ -80,6 +81,7 @@ __all__ = [
     "bind_method",
     "bind_module",
     "call_composite",
+    "call_of_sizes",
     "cast_function",
     "check_dtypes",
     "check_function",
@@ -103,6 +105,7 @@ __all__ = [
     "is_known",
     "known_of",
     "lay_out",
+    "look_at_sizes",
     "needs_known",
     "of_lists",
     "ordered_form",

@@ -14,6 +14,7 @@ import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 
 from fuser.function import Function
 from fuser.ops.binding_arrangements import arrangement_functions
+from fuser.ops.binding_losses import loss_functions, loss_methods
 from fuser.ops.binding_pointwise import pointwise_functions, pointwise_methods
 from fuser.ops.binding_reductions import reduction_functions, reduction_methods
 from fuser.ops.binding_whole import whole_functions
@@ -94,6 +95,10 @@ _MODULES: dict[type, tuple[Any, tuple[str, ...]]] = {
     torch.nn.Hardshrink: (F.hardshrink, ("lambd",)),
     torch.nn.Softshrink: (F.softshrink, ("lambd",)),
     torch.nn.Threshold: (F.threshold, ("threshold", "value")),
+    torch.nn.MSELoss: (F.mse_loss, ("reduction",)),
+    torch.nn.L1Loss: (F.l1_loss, ("reduction",)),
+    torch.nn.SmoothL1Loss: (F.smooth_l1_loss, ("reduction", "beta")),
+    torch.nn.HuberLoss: (F.huber_loss, ("reduction", "delta")),
 }
 
 
@@ -195,7 +200,14 @@ def _is_operand(value: Any) -> bool:
 @functools.cache
 def _methods() -> dict[str, Binder]:
     views = {name: _bind_view(bind) for name, bind in _VIEWS.items()}
-    return {**pointwise_methods(), **further_methods(), **reduction_methods(), **softmax_methods(), **views}
+    return {
+        **pointwise_methods(),
+        **further_methods(),
+        **reduction_methods(),
+        **softmax_methods(),
+        **loss_methods(),
+        **views,
+    }
 
 
 @functools.cache
@@ -206,6 +218,7 @@ def _functions() -> dict[Any, Binder]:
         **arranged,
         **further_functions(),
         **whole_functions(),
+        **loss_functions(),
         **softmax_functions(),
         **reduction_functions(),
         **{

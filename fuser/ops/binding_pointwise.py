@@ -46,8 +46,9 @@ def pointwise_methods() -> dict[str, Binder]:
 def pointwise_functions() -> dict[Any, Binder]:
     """Return what binds each function and overload that has a row of the table and no method's name in torch."""
     return {
-        **{getattr(operator, name): _binary(name) for name in (*_COMPARISONS, "mul")},
+        **{getattr(operator, name): _binary(name) for name in _COMPARISONS},
         **{getattr(operator, name): _unary(name) for name in ("neg", "abs")},
+        operator.mul: _bind_product,
         operator.and_: _binary("bitwise_and"),
         operator.or_: _binary("bitwise_or"),
         operator.xor: _binary("bitwise_xor"),
@@ -163,6 +164,11 @@ def _binary_of_tensors(name: str) -> Binder:
         return None if is_number(input) or is_number(other) else _call(name, input, other)
 
     return bind
+
+
+def _bind_product(input: Any, other: Any) -> OpCall:  # noqa: A002
+    # ``2 * x`` is x.mul(2) in torch.
+    return _call("mul", other, input) if is_number(input) else _call("mul", input, other)
 
 
 def _bind_add(input: Any, other: Any, *, alpha: Any = 1) -> OpCall | None:  # noqa: A002

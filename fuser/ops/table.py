@@ -94,6 +94,7 @@ def define(
     numbers_have_layout: bool = True,
     same_dtypes: bool = False,
     is_contiguous: bool = False,
+    is_in_place: bool = False,
     result: str = "T",
 ) -> None:
     """Add a row: the functor's parameters and body as C++, and what Op and Function say of it.
@@ -112,6 +113,7 @@ def define(
             out_dtypes=() if out_dtype is None else (out_dtype,),
             numbers_have_layout=numbers_have_layout,
             is_contiguous=is_contiguous,
+            is_in_place=is_in_place,
         )
 
     OPS[name] = Op(name, make_function, eager, kinds, same_dtypes)

@@ -125,6 +125,39 @@ def _log_sigmoid_backward(g: Expr, x: Expr) -> Expr:
     return (g - g * _sigmoid(x)).where(x.call("lt", 0), g * _sigmoid(-x))
 
 
+def _smooth_l1(x: Expr, y: Expr, beta: Expr) -> Expr:
+    size, beta = (x - y).call("abs"), beta.to(x.dtype)
+    return (size - beta * 0.5).where(size.call("ge", beta), size * size * 0.5 / beta)
+
+
+def _huber(x: Expr, y: Expr, delta: Expr) -> Expr:
+    size, delta = (x - y).call("abs"), delta.to(x.dtype)
+    return (delta * (size - delta * 0.5)).where(size.call("ge", delta), size * size * 0.5)
+
+
+def _clipped_slope(g: Expr, x: Expr, y: Expr, norm: Expr, bound: Expr) -> Expr:
+    # On a bound torch takes the slope for that beyond it.
+    d, norm, bound = x - y, norm.to(x.dtype), bound.to(x.dtype)
+    end = bound.where(d.call("gt", 0), -bound)
+    return norm * d.where(d.call("abs").call("lt", bound), end) * g
+
+
+def _binary_cross_entropy(x: Expr, y: Expr) -> Expr:
+    least = (x.call("log"), (-x).call("log1p"))
+    own, other = (item.where(item.call("gt", -100), -100) for item in least)
+    return (y - 1) * other - y * own
+
+
+def _binary_cross_entropy_backward(x: Expr, y: Expr, g: Expr) -> Expr:
+    product = (1 - x) * x
+    return g * (x - y) / product.where(product.call("lt", 1e-12).call("logical_not"), 1e-12)
+
+
+def _xlogy(x: Expr, y: Expr) -> Expr:
+    is_nothing = x.call("eq", 0).call("logical_and", y.call("le", 0))
+    return x.call("detach").where(is_nothing, x) * y.call("log")
+
+
 # By the entry's name in the table, from the parameters, tensors and scalars, in order, to what is differentiated; its
 # value on a tie or a kink does not matter.
 DIFFERENTIATED_AS: dict[str, Callable[..., Expr]] = {
@@ -153,6 +186,15 @@ DIFFERENTIATED_AS: dict[str, Callable[..., Expr]] = {
     "elu_backward": _elu_backward,
     "softplus_backward": _softplus_backward,
     "log_sigmoid_backward": _log_sigmoid_backward,
+    "mse_loss": lambda x, y: (x - y) * (x - y),
+    "mse_loss_backward": lambda x, y, g, norm: norm.to(x.dtype) * (x - y) * g,
+    "smooth_l1_loss": _smooth_l1,
+    "smooth_l1_loss_backward": lambda x, y, g, norm, beta: _clipped_slope(g, x, y, norm, beta) / beta.to(x.dtype),
+    "huber_loss": _huber,
+    "huber_loss_backward": lambda x, y, g, norm, delta: _clipped_slope(g, x, y, norm, delta),
+    "binary_cross_entropy": _binary_cross_entropy,
+    "binary_cross_entropy_backward": _binary_cross_entropy_backward,
+    "xlogy": _xlogy,
     # Without what the text has for its digits.
     "sigmoid_backward": lambda g, y: g * (1 - y) * y,
     "tanh_backward": lambda g, y: g * (1 - y * y),
