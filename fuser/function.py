@@ -29,7 +29,7 @@ READS = {"read": 1, "add_each": 2, "add_once": 2, "add_lanes": 2}
 
 # Ops whose ATen kernels take numbers in the narrow dtype, on CUDA too; those that on the CPU take a second operand in a
 # wider one; and a number that is no operand of theirs.
-_OF_NARROW = frozenset({"fmod", "remainder", "pow", "copysign", "atan2", "hypot", "addcmul"})
+_OF_NARROW = frozenset({"fmod", "remainder", "pow", "copysign", "atan2", "hypot", "addcmul", "xlogy"})
 _BY_WIDE = frozenset({"mul", "div", "div_number", "div_trunc", "div_trunc_number"})
 _OF_NUMBERS = frozenset({"lerp", "pow_number"})
 

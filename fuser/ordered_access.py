@@ -18,7 +18,7 @@ __all__ = ["plan_ordered_walk", "warps_beside"]
 
 # Threads of a block where a row has fewer, and bytes of rows that the threads of a block keep in registers, of each
 # at most.
-BLOCK = 128
+BLOCK, MAX_BLOCK = 128, 1024
 BLOCK_BYTES = 1 << 17
 KEPT_BYTES = 512
 # Bytes that a thread has in flight where rows are too long for that.
@@ -415,7 +415,7 @@ def _across(
             # Large blocks have few registers for each thread.
             unroll //= 2
         return vector, Tuning(block=block, unroll=unroll, team=team, piece=piece if piece > 1 else 0)
-    team = min(max(BLOCK // threads, 32), 1 << max(-(-count // vector) - 1, 0).bit_length())
+    team = min(max(BLOCK // threads, WARP), MAX_BLOCK // threads, 1 << max(-(-count // vector) - 1, 0).bit_length())
     while team * threads * vector * accumulators * ACCUMULATOR_BYTES > SHARED_BYTES and team > 1:
         team //= 2
     least = max(order.schedule.accumulators, GATHER_VECTOR)

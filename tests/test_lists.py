@@ -245,6 +245,15 @@ def test_norms_that_cuda_adds_up_in_an_order_of_their_own_stay_torchs(
     assert len(reader.ops) == count
 
 
+@pytest.mark.parametrize(("device", "is_strict", "count"), [("cuda", True, 0), ("cuda", False, 1), ("cpu", True, 1)])
+def test_powers_that_cuda_makes_of_lists_as_such_stay_torchs(device: str, *, is_strict: bool, count: int) -> None:
+    """A tensor alone is multiplied by itself."""
+    made = trace(lambda call, *x: call(ATEN._foreach_pow.Scalar, list(x), 3), TENSORS, device)
+    reader = _Reader(is_strict=is_strict)
+    reader.read(*made.graph.find_nodes(op="call_function", target=ATEN._foreach_pow.Scalar))
+    assert len(reader.ops) == count
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("sizes", [(5,), (300, 7), (1000, 70000)])
 def test_norms_of_lists_have_torchs_bits_on_cuda(sizes: tuple[int, ...]) -> None:

@@ -9,7 +9,7 @@ from cuda_emulation import run_emulated
 from fuser.compiler import register
 from fuser.debug import kernel_sources
 from fuser.graph import FusionGroup, GroupBuilder
-from fuser.ops import OPS
+from fuser.ops import OPS, composite_function
 from fuser.ops.reductions import reduction_function
 
 pytestmark = pytest.mark.cpu
@@ -40,6 +40,19 @@ def test_rows_side_by_side(op: str, numerics: str, shape: tuple[int, ...]) -> No
     assert torch.equal(product, x * x * total)
     for given, other in zip((total, product), run_emulated(reduced(op, numerics), [x], descending=True), strict=True):
         assert torch.equal(given, other)
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, (4, 65, 7), (5, 2000, 2), (3, 100, 30), (2, 3, 1025)], ids=str)
+@pytest.mark.parametrize("numerics", ["strict", "fast"])
+def test_softmax_of_rows_side_by_side(numerics: str, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    builder = GroupBuilder(numerics)
+    group = builder.build(builder.apply(composite_function("_softmax", (1,)), [builder.add_input("x")]))
+    x = torch.randn(shape)
+    for source in kernel_sources(register(group), [x], "cuda"):
+        assert source.tuning.block <= 1024
+    (made,) = run_emulated(group, [x])
+    torch.testing.assert_close(made.double(), torch.softmax(x.double(), 1), rtol=1e-5, atol=1e-7)
 
 
 def test_narrow_rows_fill_blocks() -> None:

@@ -185,7 +185,9 @@ class _Reader:
         if any(map(_may_lie_otherwise, values, columns[0])):
             return
         name, args, kwargs = operator_of_lists._opname.removeprefix("_foreach_"), list(node.args), dict(node.kwargs)
-        if self.is_strict and name in _ADDED_UP and any(value.is_cuda for value in values):
+        has_own_kernel = name in _ADDED_UP or (name == "pow" and operator_of_lists._overloadname == "Scalar")
+        if self.is_strict and has_own_kernel and any(value.is_cuda for value in values):
+            # Lists are raised to any power alike, where a tensor alone has formulas for some.
             return
         if name in _NAMED and len(args) == 4:
             kwargs[_NAMED[name]] = args.pop()
