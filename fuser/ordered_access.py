@@ -16,8 +16,8 @@ from fuser.row_space import count_accumulators, reduction_levels
 
 __all__ = ["plan_ordered_walk", "warps_beside"]
 
-# Threads of a block where a row has fewer, and bytes of rows that the threads of a block keep in registers, of each
-# at most.
+# Threads of a block where a row has fewer, and at most; bytes of rows that the threads of a block keep in registers, of
+# each at most.
 BLOCK, MAX_BLOCK = 128, 1024
 BLOCK_BYTES = 1 << 17
 KEPT_BYTES = 512
