@@ -197,6 +197,26 @@ def plot_reductions(is_backward: bool) -> Callable[[], Plot]:
     return plot
 
 
+SHAPES = (
+    "softmax [64, 12, 197, 197]", "softmax [2048, 8, 49, 49]", "softmax of classes", "cross_entropy [4096, 50257]",
+    "layer_norm [25088, 192]", "layer_norm, backward [12608, 768]", "batch_norm + relu [64, 256, 56, 56]",
+    "batch_norm + relu, backward [64, 256, 56, 56]", "batch_norm + relu [64, 1024, 14, 14]",
+    "group_norm + silu [8, 640", "sum of columns [8192, 50257]", "sum of the middle [300, 257", "argmax of classes",
+)  # fmt: skip
+
+
+def plot_shapes() -> Plot:
+    """Return how many times as fast as eager torch some reductions of models' shapes are."""
+    document, rows = read("shapes_h200"), []
+    for item in document["records"]:
+        if item["case"].startswith(SHAPES) and "bfloat16" in item["case"]:
+            times = {REDUCTION_PEERS[peer]: found["gpu_us"] for peer, found in item["peers"].items()}
+            values = {name: times["eager torch"] / time for name, time in times.items() if name != "eager torch"}
+            rows.append((item["case"].replace(" bfloat16", "").replace(" [", "\n["), values))
+    title = f"Times as fast as eager torch, bfloat16: {_where(document)}"
+    return Plot(title, tuple(rows), "{:.1f}", (1.0, "eager torch"))
+
+
 def plot_models() -> Plot:
     """Return the device's time of training steps of whole models."""
     document = read("models_h200")
@@ -230,6 +250,7 @@ PLOTS: Mapping[str, Callable[[], Plot]] = {
     "calls": plot_calls,
     "reductions": plot_reductions(False),
     "reductions_backward": plot_reductions(True),
+    "shapes": plot_shapes,
     "optimizers": plot_optimizers,
     "models": plot_models,
 }

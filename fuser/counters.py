@@ -115,8 +115,8 @@ def warn_once(reason: str, message: str, category: type[Warning]) -> None:
 
 
 def _depth_of_caller() -> int:
-    # The frame outside of fuser, as warnings.warn counts from the one that calls it; contextlib's is that of a decorator
-    # of ours.
+    # The frame outside of fuser, as warnings.warn counts from the one that calls it; contextlib's is a decorator's of
+    # fuser's.
     depth, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in {"fuser", "contextlib"}:
         depth, frame = depth + 1, frame.f_back
