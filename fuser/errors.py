@@ -37,6 +37,7 @@ __all__ = [
     "GroupError",
     "NoCompileError",
     "NotDifferentiableError",
+    "OneValueError",
     "ShapeError",
     "TracingError",
     "UnsupportedError",
@@ -91,6 +92,10 @@ class ArgumentError(FuserError, TypeError):
 
 class ShapeError(FuserError, RuntimeError):
     """Shapes do not broadcast, or ``out=`` has a shape that cannot take the result."""
+
+
+class OneValueError(ShapeError, ValueError):
+    """Of a norm in training each channel, or group, has one value: ``torch.nn.functional`` refuses that."""
 
 
 class DimError(FuserError, IndexError):

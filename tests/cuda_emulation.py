@@ -25,7 +25,7 @@ from fuser.codegen import KernelSource, build_source
 from fuser.compiler import register
 from fuser.cpu.prelude import emit_prelude
 from fuser.cuda.dialect import DIALECT
-from fuser.expanded import expand_call, settle_orders
+from fuser.expanded import expand_in_order
 from fuser.fused_kernel import ArgumentPacker
 from fuser.geometry import launch_shape, workspace_bytes
 from fuser.graph import FusionGroup
@@ -246,8 +246,7 @@ def run_emulated(
         for item, given in zip(described, inputs, strict=True)
     ]
     layouts = infer_layouts(spec.group, value_layouts(described))
-    steps = expand_call(spec, described, device, layouts)
-    steps, orders = settle_orders(steps, device)
+    steps, orders = expand_in_order(spec, described, device, layouts)
     values = steps.values
     parts = planner._cut_and_order(steps, steps.lay_out(steps.outputs), device, orders)
     if overtakes:

@@ -205,13 +205,27 @@ def test_a_module_that_stays_one_counts_its_batches_once() -> None:
     same(module.state_dict(), other.state_dict())
 
 
-def test_batch_norm_of_one_value_raises_what_eager_raises() -> None:
-    x, mean = torch.randn(1, 6), torch.zeros(6)
-    for function in (torch.nn.BatchNorm1d(6), lambda x: F.batch_norm(x, mean, mean.clone(), training=True)):
-        with pytest.raises(ValueError, match="Expected more than 1 value per channel when training") as wanted:
-            function(x)
-        with pytest.raises(ValueError, match=re.escape(str(wanted.value))):
-            fuser.fuse(function)(x)
+@pytest.mark.cpu
+@pytest.mark.parametrize("numerics", ["strict", "fast"])
+def test_norms_of_one_value_raise_what_eager_raises(numerics: str) -> None:
+    mean = torch.zeros(6)
+    functions: list[Any] = [
+        torch.nn.BatchNorm1d(6),
+        lambda x: F.batch_norm(x, mean, mean.clone(), training=True),
+        lambda x: F.batch_norm(x * 2, None, None, training=True),
+        lambda x: F.group_norm(x * 2, 6),
+    ]
+    with fuser.config.patch(numerics=numerics):
+        for function in functions:
+            fused = fuser.fuse(function)
+            for x in (torch.randn(1, 6), torch.randn(1, 6, 1), torch.randn(1, 6, 1, requires_grad=True)):
+                with pytest.raises(ValueError, match="Expected more than 1 value per channel when training") as wanted:
+                    function(x)
+                with pytest.raises(ValueError, match=re.escape(str(wanted.value))):
+                    fused(x)
+        # It is the functions of torch.nn.functional that do, and nothing is no value.
+        assert not fuser.fuse(lambda x: torch.group_norm(x * 2, 6))(torch.randn(1, 6)).any()
+        assert fuser.fuse(functions[2])(torch.randn(5, 0)).shape == (5, 0)
     assert not mean.any()
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from cuda_emulation import run_emulated
 
+import fuser
 from fuser.compiler import register
 from fuser.config import config
 from fuser.cuda.aten_orders import GpuSize, Layout, find_schedule
@@ -384,3 +385,24 @@ def test_group_norms_of_single_elements_are_torchs(op: str, sizes: tuple[int, ..
     with pytest.raises(UnsupportedError, match="torch's own order") as caught:
         run(op, form, **given)
     assert caught.value.is_expected
+
+
+# Where squares are beyond float32 the deviation is infinite, and what is divided by it nothing: in two passes, too.
+@pytest.mark.cpu
+def test_squares_that_are_infinite_divide_to_zero() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(3, 4, 6, 6) * 1e25
+    forms: dict[str, tuple[Any, ...]] = {
+        "native_layer_norm": ((6,), False, False, "", False),
+        "native_group_norm": (4, 2, True, False, False, "", True),
+        "batch_norm": (4, False, False, False, True, 3),
+    }
+    for op, form in forms.items():
+        with config.patch(numerics="fast"):
+            out, mean, rstd = run(op, form, input=x)
+        assert mean.isfinite().all()
+        assert not rstd.any()
+        assert not out.any()
+    with config.patch(numerics="fast"):
+        made = fuser.fuse(lambda x: torch.nn.functional.layer_norm(x * 2, (6, 6)))(x)
+    assert not made.any()

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from fuser.errors import OneValueError
 from fuser.function import Promotion, View
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.layout import Shape, Strides, is_contiguous
@@ -273,8 +274,9 @@ def _check_channels(form: Form, shapes: Mapping[str, Shape]) -> str:
             return f"grad_out of shape {list(shape)} for input of shape {list(own)}"
         if name not in ("input", "grad_out") and shape != own[1:2]:
             return f"{name} should contain {own[1]} elements, but has the shape {list(shape)}"
-    if len(form) == 6 and form[4] and prod(own) == own[1]:
-        return f"Expected more than 1 value per channel when training, got input size {list(own)}"
+    if len(form) == 6 and form[4] and prod((own[0], *own[2:])) == 1:
+        message = f"Expected more than 1 value per channel when training, got input size {torch.Size(own)}"
+        raise OneValueError(f"batch_norm: {message}")
     return ""
 
 

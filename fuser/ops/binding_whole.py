@@ -188,7 +188,7 @@ def _has_one_value(item: Any) -> bool:
     # Whether each channel is known to have one element: ATen's op takes it, which F.batch_norm refuses.
     value = getattr(item, "meta", {}).get("val")
     sizes = tuple(value.shape) if isinstance(value, torch.Tensor) else ()
-    return len(sizes) > 1 and all(type(size) is int for size in sizes) and math.prod(sizes) == sizes[1]
+    return len(sizes) > 1 and all(type(size) is int for size in sizes) and math.prod((sizes[0], *sizes[2:])) == 1
 
 
 @asking
@@ -314,12 +314,35 @@ def _bind_functional_group_norm(
     weight: Any = None,
     bias: Any = None,
     eps: Any = 1e-05,
+) -> OpCall | None:
+    # It refuses groups of one value.
+    return _call_group_norm(input, num_groups, weight, bias, eps, (False, True))
+
+
+@asking
+def _bind_plain_group_norm(
+    input: Any,  # noqa: A002
+    num_groups: Any,
+    weight: Any = None,
+    bias: Any = None,
+    eps: Any = 1e-05,
     cudnn_enabled: Any = True,  # noqa: ARG001
 ) -> OpCall | None:
+    return _call_group_norm(input, num_groups, weight, bias, eps, (False,))
+
+
+def _call_group_norm(
+    input: Any,  # noqa: A002
+    groups: Any,
+    weight: Any,
+    bias: Any,
+    eps: Any,
+    rest: tuple[bool, ...],
+) -> OpCall | None:
     known = known_of(input)
-    if known is None or known.rank < 2 or type(num_groups) is not int or num_groups < 1:
+    if known is None or known.rank < 2 or type(groups) is not int or groups < 1:
         return None
-    form = (*_group_form(known, num_groups, weight, bias), False)
+    form = (*_group_form(known, groups, weight, bias), *rest)
     return _call("native_group_norm", form, _there(input, weight, bias), {"eps": eps})
 
 
@@ -449,7 +472,7 @@ def whole_functions() -> dict[Any, Binder]:
         torch.native_layer_norm: _bind_native_layer_norm,
         F.batch_norm: _bind_functional_batch_norm,
         F.group_norm: _bind_functional_group_norm,
-        torch.group_norm: _bind_functional_group_norm,
+        torch.group_norm: _bind_plain_group_norm,
         F.nll_loss: _bind_functional_nll_loss,
         F.cross_entropy: _bind_cross_entropy,
         _ATEN.native_layer_norm.default: _bind_native_layer_norm,

@@ -49,7 +49,8 @@ class Composite(NamedTuple):
     steps: Callable[[Form, bool], FusionGroup]
     # The eager reference: called with the form, and tensors and scalars by name.
     eager: Callable[..., Any]
-    # Why torch refuses the shapes of some tensors, which come by name; empty when it does not.
+    # Why torch refuses the shapes of some tensors, which come by name; empty when it does not. It may raise an error of
+    # another kind.
     check: Callable[[Form, Mapping[str, Shape]], str] = lambda form, shapes: ""  # noqa: ARG005
     # Tensors that may have another dtype than the first one.
     free: frozenset[str] = frozenset()

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from fuser.errors import OneValueError
 from fuser.function import Function, Promotion, View
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.layout import Shape
@@ -33,8 +34,8 @@ _VERSION = tuple(int(number) for number in torch.__version__.split(".")[:2])
 
 
 # Forms: the rank of the input, how many groups, whether results lie row-major, whether there are a weight and a bias;
-# the dtype of the statistics where that is not the accumulate type, and whether they are asked for; or which gradients
-# are asked for.
+# the dtype of the statistics where that is not the accumulate type, whether they are asked for, and of F.group_norm
+# that it refuses groups of one value; or which gradients are asked for.
 class _Groups:
     """Adds tensors in the shape in which the channels are two dimensions, of groups and in a group."""
 
@@ -61,7 +62,7 @@ def _wide(builder: GroupBuilder, text: str, values: Sequence[int]) -> tuple[int,
 
 
 def _group_norm_steps(form: Form, is_ordered: bool) -> FusionGroup:
-    rank, groups, _, has_weight, has_bias, dtype, are_asked = form
+    rank, groups, _, has_weight, has_bias, dtype, are_asked, *_ = form
     shapes = _Groups(rank, groups)
     builder = shapes.builder
     x = shapes.add("input", shapes.full)
@@ -228,6 +229,10 @@ def _check_groups(form: Form, shapes: Mapping[str, Shape]) -> str:
     for name, shape in shapes.items():
         if name != "input" and shape != wanted.get(name, own[1:2]):
             return f"{name} of shape {list(shape)} for input of shape {list(own)}"
+    seen = (own[0] * own[1] // form[1], form[1], *own[2:])
+    if form[7:] and prod((seen[0], *seen[2:])) == 1:
+        message = f"Expected more than 1 value per channel when training, got input size {list(seen)}"
+        raise OneValueError(f"group_norm: {message}")
     return ""
 
 

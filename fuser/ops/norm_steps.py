@@ -92,17 +92,17 @@ def moments(
         mean, var, count = builder.apply(both, [x])
         return mean, var, count
     same = functor("T value(T x) { return x; }")
-    # A quotient of fast numerics is corrected: all elements have its error.
+    # A quotient of fast numerics is corrected: all elements have its error. An infinite one has no remainder.
     text = """void mean_of(T total, int64_t count, T& mean, T& n) {
       n = T(count);
       const T first = total / n;
-      mean = first + fma(-n, first, total) / n;
+      mean = isinf(first) ? first : first + fma(-n, first, total) / n;
     }"""
     mean, count = builder.apply(reduce_step(same, dims, functor(text, num_outputs=2)), [x])
     squares = functor("T square_of(T x, T mean) { return (x - mean) * (x - mean); }")
     text = """T var_of(T total, int64_t count) {
       const T n = T(count), first = total / n;
-      return first + fma(-n, first, total) / n;
+      return isinf(first) ? first : first + fma(-n, first, total) / n;
     }"""
     finish = functor(text)
     (var,) = builder.apply(reduce_step(squares, dims, finish), [x, mean])
