@@ -86,6 +86,9 @@ def assert_same(got: torch.Tensor, wanted: torch.Tensor, what: str, *, is_exact:
     assert_form(got, wanted, what)
     if is_exact:
         assert same_bits(got, wanted), what
+    elif got.dtype is torch.float16:
+        # A logarithm that rounds to its neighbour is multiplied by up to four: one unit of terms up to eight.
+        torch.testing.assert_close(got, wanted, msg=what, rtol=2**-10, atol=2**-8, equal_nan=True)
     else:
         torch.testing.assert_close(got, wanted, msg=what, equal_nan=True)
 
