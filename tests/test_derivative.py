@@ -410,6 +410,10 @@ def _mish_backward(g: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return g * (t + x * torch.sigmoid(x) * (1 - t * t))
 
 
+def _clipped(d: torch.Tensor, bound: float) -> torch.Tensor:
+    return torch.where(d.abs() >= bound, d.sign() * bound, d)
+
+
 # torch's own of these have no derivative.
 _FORMULAS: dict[str, Callable[..., torch.Tensor]] = {
     "silu_backward": _silu_backward,
@@ -418,6 +422,10 @@ _FORMULAS: dict[str, Callable[..., torch.Tensor]] = {
     "hardsigmoid_backward": lambda g, x: torch.where(x.abs() < 3, g * torch.tensor(1 / 6).item(), 0.0),
     "logit_backward": lambda g, x: torch.where((x < 0) | (x > 1), math.nan, g / (x * (1 - x))),
     "heaviside": lambda a, b: torch.where(a == 0, b, torch.where(a > 0, 1.0, 0.0)),
+    # Torch's take the way to reduce a loss for its factor.
+    "mse_loss_backward": lambda x, y, g, norm: norm * (x - y) * g,
+    "smooth_l1_loss_backward": lambda x, y, g, norm, beta: norm * _clipped(x - y, beta) / beta * g,
+    "huber_loss_backward": lambda x, y, g, norm, delta: norm * _clipped(x - y, delta) * g,
 }
 # Their texts round as the dtype of memory does, which only a kernel can: torch differentiates its own op.
 _TORCHS_OWN = ("hardshrink", "softshrink", "shrink_backward", "threshold", "div_trunc")
@@ -444,6 +452,10 @@ def test_torch_ops(name: str) -> None:
                 tensors[place] = tensors[place] > 0
         if name == "acosh":
             tensors = [tensors[0][tensors[0] >= 1]]
+        if name.startswith("binary_cross_entropy"):
+            # Of probabilities, and away from where torch's bounds on logarithms and denominators are.
+            is_probable = (mesh[0] > 0) & (mesh[0] < 1) & (mesh[1] >= 0) & (mesh[1] <= 1)
+            tensors = [item[is_probable] for item in tensors]
         if number is not None:
             # Of -0 torch takes the reciprocal root, which is -infinity, where pow is infinity.
             tensors = [grids[0][grids[0].signbit().logical_not() | (grids[0] != 0)], number]

@@ -56,7 +56,8 @@ class Op(NamedTuple):
 OPS: dict[str, Op] = {}
 # What torch.autocast runs in float32 on CUDA (ATen's autocast_mode.h); on the CPU it leaves the table's ops alone.
 WIDE_UNDER_AUTOCAST = frozenset(
-    "acos asin cosh exp expm1 log log10 log1p log2 pow pow_number reciprocal rsqrt sinh softplus tan".split()
+    "acos asin cosh exp expm1 log log10 log1p log2 pow pow_number reciprocal rsqrt sinh softplus tan"
+    " mse_loss smooth_l1_loss huber_loss".split()
 )
 
 _LIMITED = {torch.uint16, torch.uint32, torch.uint64} | {

@@ -139,7 +139,7 @@ def _clipped_slope(g: Expr, x: Expr, y: Expr, norm: Expr, bound: Expr) -> Expr:
     # On a bound torch takes the slope for that beyond it.
     d, norm, bound = x - y, norm.to(x.dtype), bound.to(x.dtype)
     end = bound.where(d.call("gt", 0), -bound)
-    return norm * d.where(d.call("abs").call("lt", bound), end) * g
+    return norm * end.where(d.call("abs").call("ge", bound), d) * g
 
 
 def _binary_cross_entropy(x: Expr, y: Expr) -> Expr:
@@ -154,8 +154,9 @@ def _binary_cross_entropy_backward(x: Expr, y: Expr, g: Expr) -> Expr:
 
 
 def _xlogy(x: Expr, y: Expr) -> Expr:
-    is_nothing = x.call("eq", 0).call("logical_and", y.call("le", 0))
-    return x.call("detach").where(is_nothing, x) * y.call("log")
+    # Of what is nothing the slope is none, whatever the logarithm.
+    is_nothing, log = x.call("eq", 0).call("logical_and", y.call("le", 0)), y.call("log")
+    return (x.call("detach") * log).where(is_nothing, x * log)
 
 
 # By the entry's name in the table, from the parameters, tensors and scalars, in order, to what is differentiated; its
