@@ -170,11 +170,12 @@ def test_kernels_of_probabilities(dtype: torch.dtype) -> None:
 
 # --- what torch says -------------------------------------------------------------------------------------------------
 def said(function: Loss, *args: Any) -> tuple[Any, list[str]]:
-    """Return a result or an exception, and what was warned of."""
+    """Return a result or an exception, and what was warned of; not what torch's C++ says once in a process."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         made = outcome(function, *args)
-    return made, [str(item.message) for item in caught if not issubclass(item.category, FallbackWarning)]
+    shown = [str(item.message) for item in caught if not issubclass(item.category, FallbackWarning)]
+    return made, [message for message in shown if "(Triggered internally at" not in message]
 
 
 def assert_says_the_same(fused: Loss, function: Loss, *args: Any) -> None:
