@@ -28,6 +28,7 @@ def reduced(op: str, numerics: str) -> FusionGroup:
     return builder.build([found, product])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("numerics", ["strict", "fast"])
 @pytest.mark.parametrize("op", ["sum", "amax"])
@@ -42,6 +43,7 @@ def test_rows_side_by_side(op: str, numerics: str, shape: tuple[int, ...]) -> No
         assert torch.equal(given, other)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("shape", [*SHAPES, (4, 65, 7), (5, 2000, 2), (3, 100, 30), (2, 3, 1025)], ids=str)
 @pytest.mark.parametrize("numerics", ["strict", "fast"])
 def test_softmax_of_rows_side_by_side(numerics: str, shape: tuple[int, ...]) -> None:
