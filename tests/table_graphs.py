@@ -108,7 +108,9 @@ class TableWriter(AtenWriter):
             return [next(first, None) or self.same(x) for _ in range(count)]
         rank = value.dim()
         dim = draw.randrange(-rank, rank) if rank else 0
-        ends = {"step": (1, 2), "diagonal": (-1, 1)}.get(name, (0, value.shape[dim] if rank else 1))
+        # None of the largest elements of a tensor without dimensions is memory that torch has not written.
+        first = int(name == "k" and not rank)
+        ends = {"step": (1, 2), "diagonal": (-1, 1)}.get(name, (first, value.shape[dim] if rank else 1))
         makers: dict[str, Callable[[], Any]] = {
             "bool": lambda: draw.random() < 0.5,
             "ScalarType": lambda: value.dtype if name == "input_dtype" else draw.choice([value.dtype, *DTYPES]),
