@@ -60,9 +60,12 @@ def _reduced(call: OpCall, reduction: Any) -> OpCall | None:
     name = {MEAN: "mean", SUM: "sum"}.get(reduction)
     if name is None:
         return call if type(reduction) is int and reduction == NONE else None
-    if find_numerics() != "fast" and not may_have_bits(name, torch.float32, device_type_of(call)):
-        return None
-    return OpCall(reduction_function(name), (call,))
+    return OpCall(reduction_function(name), (call,)) if _has_kernel(name, call) else None
+
+
+def _has_kernel(name: str, call: OpCall) -> bool:
+    # Whether what a call makes may be reduced in one.
+    return find_numerics() == "fast" or may_have_bits(name, torch.float32, device_type_of(call))
 
 
 _NARROW = (torch.float16, torch.bfloat16)
@@ -81,61 +84,45 @@ def _are_tensors(*items: Any) -> bool:
 # --- of differences ---------------------------------------------------------------------------------------------
 def _terms(name: str, parameter: str = "") -> Callable[..., OpCall | None]:
     # What each element comes to, from the two tensors and what else the loss takes.
-    def make(input: Any, target: Any, value: Any = None) -> OpCall | None:  # noqa: A002 - torch's own parameter name
-        if not parameter:
-            return op_call(name, input, target)
+    def make(input: Any, target: Any, value: Any = None, sizes_of: str = "") -> OpCall | None:  # noqa: A002 - torch's own parameter name
         # torch has its own error for others.
-        is_served = is_constant(value) and (value > 0 or (value == 0 and name == "smooth_l1_loss"))
-        return op_call(name, input, target, **{parameter: value}) if is_served else None
+        is_served = not parameter or (is_constant(value) and (value > 0 or (value == 0 and name == "smooth_l1_loss")))
+        if not is_served or not _are_tensors(input, target):
+            return None
+        return _looking(op_call(name, input, target, **({parameter: value} if parameter else {})), sizes_of)
 
     return make
 
 
-def _absolute(input: Any, target: Any) -> OpCall:  # noqa: A002
-    return op_call("abs", _sub(input, target))
+def _absolute(input: Any, target: Any, _: Any = None, sizes_of: str = "") -> OpCall | None:  # noqa: A002
+    return op_call("abs", _looking(_sub(input, target), sizes_of)) if _are_tensors(input, target) else None
+
+
+_smooth_l1, _huber = _terms("smooth_l1_loss", "beta"), _terms("huber_loss", "delta")
 
 
 def _bind_terms(make: Callable[..., OpCall | None]) -> Binder:
     def bind(self: Any, target: Any, reduction: Any = MEAN) -> OpCall | None:
-        call = make(self, target) if _are_tensors(self, target) else None
+        call = make(self, target)
         return call and _reduced(call, reduction)
 
     return bind
 
 
 def _bind_smooth_l1(self: Any, target: Any, reduction: Any = MEAN, beta: Any = 1.0) -> OpCall | None:
-    call = _terms("smooth_l1_loss", "beta")(self, target, beta) if _are_tensors(self, target) else None
+    call = _smooth_l1(self, target, beta)
     return call and _reduced(call, reduction)
 
 
 def _bind_huber(self: Any, target: Any, reduction: Any = MEAN, delta: Any = 1.0) -> OpCall | None:
-    call = _terms("huber_loss", "delta")(self, target, delta) if _are_tensors(self, target) else None
+    call = _huber(self, target, delta)
     return call and _reduced(call, reduction)
 
 
-def _number_of(reduction: Any, size_average: Any, reduce: Any) -> int | None:
-    # How a loss of torch.nn.functional is reduced; None where older arguments say it, which torch warns of.
-    is_known = isinstance(reduction, str) and size_average is None and reduce is None
-    return _REDUCTIONS.get(reduction) if is_known else None
-
-
-def _functional(name: str, call: OpCall | None, number: int | None, weight: Any = None) -> OpCall | None:
-    # As torch.nn.functional calls it. With weights it is another function, which stays torch's.
-    if call is None or number is None or weight is not None:
-        return None
-    *before, last = _chain(call)
-    made = _looking(last, name)
-    for step in reversed(before):
-        made = replace(step, tensors=(made, *step.tensors[1:]))
-    return _reduced(made, number)
-
-
-def _chain(call: OpCall) -> list[OpCall]:
-    # A call, and the calls that are their first tensors.
-    chain = [call]
-    while isinstance(chain[-1].tensors[0], OpCall):
-        chain.append(chain[-1].tensors[0])
-    return chain
+def _functional(call: OpCall | None, reduction: Any, size_average: Any = None, reduce: Any = None) -> OpCall | None:
+    # As torch.nn.functional reduces it; None where older arguments say how, which torch warns of.
+    is_known = isinstance(reduction, str) and reduction in _REDUCTIONS and size_average is None and reduce is None
+    return _reduced(call, _REDUCTIONS[reduction]) if call is not None and is_known else None
 
 
 def _bind_functional(name: str, make: Callable[..., OpCall | None]) -> Binder:
@@ -147,8 +134,10 @@ def _bind_functional(name: str, make: Callable[..., OpCall | None]) -> Binder:
         reduction: Any = "mean",
         weight: Any = None,
     ) -> OpCall | None:
-        call = make(input, target) if _are_tensors(input, target) else None
-        return _functional(name, call, _number_of(reduction, size_average, reduce), weight)
+        if weight is not None:
+            # Another function, which stays torch's.
+            return None
+        return _functional(make(input, target, None, name), reduction, size_average, reduce)
 
     return bind
 
@@ -161,8 +150,7 @@ def _bind_functional_smooth_l1(
     reduction: Any = "mean",
     beta: Any = 1.0,
 ) -> OpCall | None:
-    call = _terms("smooth_l1_loss", "beta")(input, target, beta) if _are_tensors(input, target) else None
-    return _functional("smooth_l1_loss", call, _number_of(reduction, size_average, reduce))
+    return _functional(_smooth_l1(input, target, beta, "smooth_l1_loss"), reduction, size_average, reduce)
 
 
 def _bind_functional_huber(
@@ -172,8 +160,7 @@ def _bind_functional_huber(
     delta: Any = 1.0,
     weight: Any = None,
 ) -> OpCall | None:
-    call = _terms("huber_loss", "delta")(input, target, delta) if _are_tensors(input, target) else None
-    return _functional("huber_loss", call, _number_of(reduction, None, None), weight)
+    return None if weight is not None else _functional(_huber(input, target, delta, "huber_loss"), reduction)
 
 
 def _count(item: Any) -> int | None:
@@ -238,9 +225,8 @@ def _bind_functional_bce_with_logits(
     reduction: Any = "mean",
     pos_weight: Any = None,
 ) -> OpCall | None:
-    number = _number_of(reduction, size_average, reduce)
     call = _bce_with_logits("binary_cross_entropy_with_logits", input, target, weight, pos_weight)
-    return None if number is None or call is None else _reduced(call, number)
+    return _functional(call, reduction, size_average, reduce)
 
 
 def _bce(sizes_of: str, self: Any, target: Any, weight: Any) -> OpCall | None:
@@ -264,9 +250,7 @@ def _bind_functional_bce(
     reduce: Any = None,
     reduction: Any = "mean",
 ) -> OpCall | None:
-    number = _number_of(reduction, size_average, reduce)
-    call = _bce("binary_cross_entropy", input, target, weight)
-    return None if number is None or call is None else _reduced(call, number)
+    return _functional(_bce("binary_cross_entropy", input, target, weight), reduction, size_average, reduce)
 
 
 def _bind_bce_backward(
@@ -390,7 +374,8 @@ def _bind_cosine_embedding(
     if [item and item.rank for item in known] != [dim + 1, dim + 1, dim] or dim > 1:
         # torch has its own errors for it.
         return None
-    products = [_total(op_call("mul", *pair), dim) for pair in ((input1, input2), (input1, input1), (input2, input2))]
+    pairs = ((input1, input2), (input1, input1), (input2, input2))
+    products = [_along(op_call("mul", *pair), "sum", dim) for pair in pairs]
     if None in products:
         return None
     product, *squares = products
@@ -400,14 +385,9 @@ def _bind_cosine_embedding(
     return _reduced(_add(_where(target, "eq", 1, _sub(1, cosine)), apart), reduction)
 
 
-def _total(call: OpCall, dim: int) -> OpCall | None:
-    return _along(call, "sum", dim)
-
-
 def _along(call: OpCall, name: str, dim: int, *, keepdim: bool = False) -> OpCall | None:
     # A reduction along one dimension; None where it has no kernel.
-    is_kept = find_numerics() == "fast" or may_have_bits(name, torch.float32, device_type_of(call))
-    return OpCall(reduction_function(name, (dim,), keepdim), (call,)) if is_kept else None
+    return OpCall(reduction_function(name, (dim,), keepdim), (call,)) if _has_kernel(name, call) else None
 
 
 @asking
