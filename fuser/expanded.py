@@ -83,7 +83,7 @@ def expand_in_order(
     expanded, orders = settle_orders(expand_call(spec, inputs, device, layouts), device)
     for index, item in enumerate(expanded.group.applications):
         order = item.function.reduction.order if item.function.reduction else ""
-        if order and (order.startswith(("batch_norm", "group_norm")) or "softmax" in order) and index not in orders:
+        if (order.startswith(("batch_norm", "group_norm")) or "softmax" in order) and index not in orders:
             return settle_orders(expand_call(spec, inputs, device, layouts, in_order=False), device)
     return expanded, orders
 
@@ -133,9 +133,8 @@ def _check_sizes(group: FusionGroup, values: Sequence[DescribedValue]) -> None:
         result = values[made].desc
         is_odd = function.is_in_place and (result.shape != first.shape or result.dtype != first.dtype)
         if is_odd or (function.sizes_of and others[0].shape != first.shape):
-            error = UnsupportedError(f"op {function.op!r} with tensors of different sizes or dtypes")
-            error.application = index
-            raise error
+            reason = f"op {function.op!r} with tensors of different sizes or dtypes"
+            raise UnsupportedError(reason, application=index)
 
 
 def _take_numbers(group: FusionGroup, values: Sequence[DescribedValue], device: torch.device) -> FusionGroup:

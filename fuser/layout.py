@@ -6,6 +6,7 @@ the merging of dimensions. Nothing here sees a tensor.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from functools import cmp_to_key
 from math import prod
@@ -38,6 +39,9 @@ def holds(found: Any, *, is_asserted: bool = False) -> bool:
     Of sizes that data decide (``x[x > 0]``) nobody knows: as for torch, they are none that they need not be. What is
     asserted is found out when the program runs.
     """
+    if found is True or found is False:
+        # Nearly always, and asked for each dimension of each operand.
+        return found
     if not isinstance(found, torch.SymBool):
         return bool(found)
     # Symbols have imported it; it takes long.
@@ -51,7 +55,7 @@ def _at_least_one(size: Any) -> Any:
 
 
 def _are_equal(one: Sequence[int], other: Sequence[int]) -> bool:
-    return len(one) == len(other) and all(holds(a == b) for a, b in zip(one, other, strict=True))
+    return len(one) == len(other) and all(map(holds, map(operator.eq, one, other)))
 
 
 class IterationSpace(NamedTuple):

@@ -198,9 +198,9 @@ def _along(
     if schedule.vector == schedule.accumulators == schedule.blocks == 1 and (schedule.x == WARP or team < WARP):
         # Of threads that take one element each, one does what neighbours do.
         vector, most = _neighbours(space, rows, max(itemsizes), schedule), min(most, MOST_ELEMENTS)
-        team, multiple = team // vector, 0 if length % vector or vector == 1 else vector
-        if schedule.pitch:
-            multiple = vector
+        # Single elements are whole where planes are counted as larger ones: then each is there, or none of it.
+        is_whole = length % vector == 0 and (vector > 1 or schedule.pitch > 0)
+        team, multiple = team // vector, vector if is_whole else 0
     steps = -(-length // (vector * team * schedule.blocks))
     may_split = schedule.accumulators == vector and team == WARP and not streams
     if streams:

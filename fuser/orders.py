@@ -14,14 +14,7 @@ __all__ = ["ANY_ORDER", "COLUMN_ORDERS", "FAST_ORDERS", "KEPT_ORDERS", "RowOrder
 # or is free: of "powers", the sum of e to the power of what each element is less than the largest, in fast numerics.
 ANY_ORDER = frozenset(("any", "pick", "powers"))
 # Those that fast numerics may have, too: of what takes fewer walks then, or rows that begin anywhere.
-_SOFTMAX_ORDERS = (
-    "softmax",
-    "log_softmax",
-    "softmax_backward",
-    "log_softmax_backward",
-    "softmax_cast",
-    "log_softmax_cast",
-)
+_SOFTMAX_ORDERS = tuple(f"{op}{form}" for op in ("softmax", "log_softmax") for form in ("", "_backward", "_cast"))
 _NORM_ORDERS = ("batch_norm", "batch_norm_planes", "batch_norm_sums", "group_norm_sums", "group_norm_batch")
 FAST_ORDERS = frozenset((*_NORM_ORDERS, *_SOFTMAX_ORDERS))
 # By type of device, the orders that kernels keep, for some shapes at least.

@@ -338,11 +338,8 @@ def _team(steps: int, unroll: int) -> int:
 def _across(
     space: IterationSpace, rows: RowSpec, vector: int, accumulators: int, bytes_per_element: int, *, may_share: bool
 ) -> tuple[int, Tuning]:
-    length, width, count = (
-        prod(space.sizes[: rows.reduced]),
-        space.sizes[rows.reduced],
-        prod(space.sizes[rows.reduced :]),
-    )
+    length, width = prod(space.sizes[: rows.reduced]), space.sizes[rows.reduced]
+    count = prod(space.sizes[rows.reduced :])
     # Each of a thread's rows has parts that wait for others. All threads have whole vectors: to ask what each has keeps
     # those behind waiting.
     vector = min(vector, GATHER_VECTOR)
@@ -375,4 +372,4 @@ def _across(
             piece //= 2
     # What a thread has of a batch.
     unroll = min(unroll, max(_above(-(-min(piece or BATCH, length) // (block // team))), 4))
-    return vector, Tuning(block=block, unroll=unroll, team=team, piece=piece, multiple=vector)
+    return vector, Tuning(block=block, unroll=unroll, team=team, piece=piece)

@@ -45,8 +45,9 @@ _OVERLOADS = {
 }
 # Those that have another name where they take a number.
 _OF_NUMBERS = {"maximum": "clamp_min", "minimum": "clamp_max"}
-# Those that CUDA's kernels of lists add up in an order of their own.
-_ADDED_UP = {"norm", "powsum"}
+# Those of numbers that CUDA's kernels of lists compute otherwise than others: they add up in an order of their own, and
+# have no formulas for some powers.
+_AS_LISTS = {"norm", "powsum", "pow"}
 # Those whose last argument ordinary operators take by name.
 _NAMED = {"addcmul": "value", "addcdiv": "value"}
 
@@ -185,13 +186,12 @@ class _Reader:
         if any(map(_may_lie_otherwise, values, columns[0])):
             return
         name, args, kwargs = operator_of_lists._opname.removeprefix("_foreach_"), list(node.args), dict(node.kwargs)
-        has_own_kernel = name in _ADDED_UP or (name == "pow" and operator_of_lists._overloadname == "Scalar")
-        if self.is_strict and has_own_kernel and any(value.is_cuda for value in values):
-            # Lists are raised to any power alike, where a tensor alone has formulas for some.
+        is_of_number = operator_of_lists._overloadname == "Scalar"
+        if self.is_strict and is_of_number and name in _AS_LISTS and any(value.is_cuda for value in values):
             return
         if name in _NAMED and len(args) == 4:
             kwargs[_NAMED[name]] = args.pop()
-        if operator_of_lists._overloadname == "Scalar":
+        if is_of_number:
             name = _OF_NUMBERS.get(name, name)
         for overload in _OVERLOADS.get(operator_of_lists._overloadname, ()):
             target = getattr(getattr(_ATEN, name, None), overload, None)
