@@ -224,8 +224,9 @@ class TableWriter(AtenWriter):
         if name == "native_group_norm":
             sizes = (*value.shape[:2], value[0, 0].numel() if value.dim() > 1 and value.numel() else 1)
             return target, (x, weight, bias, *sizes, self.draw.choice([1, 2]), 1e-5), {}
-        if (mean is None or var is None) and not name.endswith("no_stats"):
-            # Torch takes None for a tensor here, and reads memory that is not there on a GPU.
+        kept = [item if item is None else self.values[item].dtype for item in (mean, var)]
+        if (None in kept or kept[0] != kept[1]) and not name.endswith("no_stats"):
+            # Torch takes None for a tensor here, and one dtype for the other: on a GPU it reads what is not there.
             return ATEN.neg.default, (x,), {}
         if var is not None:
             var = self.add(ATEN.abs.default, (var,), {})

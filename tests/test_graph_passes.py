@@ -149,6 +149,18 @@ def test_a_bias_gradient_joins_what_makes_the_gradient() -> None:
     assert len([node for node in module.graph.nodes if node.op == "call_module"]) == 1
 
 
+def test_a_sum_over_a_view_of_one_element_stays() -> None:
+    module = trace(
+        torch.randn(()),
+        y=(ATEN.mul.Tensor, "x0", 2.0),
+        v=(ATEN.permute.default, "y", []),
+        s=(ATEN.sum.dim_IntList, "v", [-1]),
+    )
+    sum_unviewed(module.graph)
+    (total,) = module.graph.find_nodes(op="call_function", target=ATEN.sum.dim_IntList)
+    assert total.args[1] == [-1]
+
+
 def test_what_no_group_computes_is_read_as_it_is_seen() -> None:
     x = torch.randn(4, 6)
     module = trace(x, v=(ATEN.view.default, "x0", [2, 2, 6]), s=(ATEN.sum.dim_IntList, "v", [0, 1]))

@@ -59,7 +59,7 @@ def _find_dims(source: Any, view: fx.Node, dims: Sequence[int]) -> list[int] | N
     known, seen = (getattr(node, "meta", {}).get("val") for node in (source, view))
     if not (isinstance(known, torch.Tensor) and isinstance(seen, torch.Tensor)):
         return None
-    if not all(type(size) is int and size for size in (*known.shape, *seen.shape)):
+    if not seen.dim() or not all(type(size) is int and size for size in (*known.shape, *seen.shape)):
         return None
     reduced = {dim % seen.dim() for dim in dims}
     if view.target is _ATEN.permute.default:

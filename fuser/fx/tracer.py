@@ -283,9 +283,15 @@ class _Tracer(fx.Tracer):
             return self.hold(a).node
         if isinstance(a, dict):
             return self._create_dict(a)
-        made = super().create_arg(plain_number(a))
+        try:
+            made = super().create_arg(plain_number(a))
+        except NotImplementedError:
+            # Meshes of devices and placements, of which fx knew nothing before torch 2.13; they never change.
+            if not type(a).__module__.startswith("torch.distributed."):
+                raise
+            return self.hold(a).node
         if isinstance(made, fx.Node) and made.op == "get_attr":
-            # What fx cannot write into code, as a mesh of devices: it has put it into a root of its own.
+            # What fx cannot write into code, as the spec of a tree: it has put it into a root of its own.
             self.targets[str(made.target)] = a
         return made
 
@@ -331,14 +337,14 @@ class _Tracer(fx.Tracer):
             if buffer is not None and is_tensor(buffer):
                 self._buffers.setdefault((id(module), name), (module, buffer))
 
-    def hold(self, tensor: torch.Tensor | torch.Generator) -> Symbol:
-        """Return the symbol of a tensor, or a generator, that is no argument; the graph reads it when it runs."""
-        if id(tensor) not in self._held:
-            path = self._paths.setdefault(id(tensor), f"_tensor_{len(self.targets)}")
-            self.targets[path] = tensor
+    def hold(self, found: Any) -> Symbol:
+        """Return the symbol of a tensor, a generator, a mesh that is no argument; the graph reads it when it runs."""
+        if id(found) not in self._held:
+            path = self._paths.setdefault(id(found), f"_tensor_{len(self.targets)}")
+            self.targets[path] = found
             made: Any = self.create_proxy("get_attr", path, (), {})
-            self._held[id(tensor)] = made
-        return self._held[id(tensor)]
+            self._held[id(found)] = made
+        return self._held[id(found)]
 
     def find(self, proxy: Symbol) -> Any:
         """Return what is known of a symbol's value: fake tensors, numbers; None without a call."""
