@@ -17,7 +17,7 @@ import torch
 
 from fuser import counters, log, planner
 from fuser import torch_ops as ops
-from fuser.compiler import check_cuda_text, register, registered
+from fuser.compiler import backend_for, check_cuda_text, map_side_by_side, register, registered
 from fuser.config import config
 from fuser.dtypes import range_error
 from fuser.errors import UnsupportedError
@@ -198,13 +198,31 @@ def kept_plans(spec: KernelSpec) -> list[KeptPlan]:
 
 
 def restore_plans(kept: Sequence[KeptPlan]) -> None:
-    """Take the plans of an earlier process, which had the same settings; those that cannot be had are made again."""
-    for item in kept:
+    """Take the plans of an earlier process, which had the same settings; those that cannot be had are made again.
+
+    Those whose kernels are not in the cache any more are made side by side; what goes wrong is left to their calls.
+    """
+    missing = [item for item in kept if not _restore(item)]
+    for device_type in {described.device.type for item in missing for described in item.inputs if described.device}:
         with ignoring(Exception):
-            plan, spec = restore_plan(item.payload)._replace(generation=config.generation), registered(item.text)
-            if planner.can_fuse(plan.device.type):
-                signature = (item.inputs, (), plan.generation, item.default_dtype)
-                _plans.setdefault(spec.key, Lru()).put(signature, plan, config.max_plans)
+            backend_for(device_type).load_compiler()
+
+    def plan(item: KeptPlan) -> None:
+        with ignoring(Exception):
+            plan_ahead(registered(item.text), item.inputs)
+
+    map_side_by_side(plan, [item for item in missing if item.default_dtype == torch.get_default_dtype()])
+
+
+def _restore(item: KeptPlan) -> bool:
+    # Whether it is there now, or never will be: where fusion is off.
+    with ignoring(Exception):
+        plan, spec = restore_plan(item.payload)._replace(generation=config.generation), registered(item.text)
+        if planner.can_fuse(plan.device.type):
+            signature = (item.inputs, (), plan.generation, item.default_dtype)
+            _plans.setdefault(spec.key, Lru()).put(signature, plan, config.max_plans)
+        return True
+    return False
 
 
 def _allocate(buffers: Sequence[Buffer], device: torch.device) -> list[torch.Tensor]:

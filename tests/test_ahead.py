@@ -14,7 +14,7 @@ from functors import draw
 from torch.overrides import BaseTorchFunctionMode
 
 import fuser
-from fuser import executor, order_check
+from fuser import disk_cache, executor, order_check
 from fuser.cpu.backend import CpuBackend
 from fuser.disk_cache import CacheKey
 from fuser.fx import backend
@@ -64,6 +64,28 @@ def test_sizes_that_are_not_known_are_planned_by_their_calls(planned: list[str])
             assert torch.equal(compiled(x, weight), chain(x, weight))
     assert planned
     assert not any(name.startswith("fuser-ahead") for name in planned)
+
+
+def test_a_kept_graph_whose_kernels_are_gone_makes_them_before_its_calls(
+    planned: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    functors = [fuser.create_jit_fn(f"template <typename T> T gone{n}(T x) {{ return x + T({n}); }}") for n in range(2)]
+    x = torch.randn(11)
+    for functor in functors:
+        functor(x)
+    specs = [functor.spec(1) for functor in functors]
+    kept = [item for spec in specs for item in executor.kept_plans(spec)]
+    assert len(kept) == 2
+    # As in a process that finds the graph, but not what a machine's temporary folder held.
+    monkeypatch.setattr(executor, "_plans", {})
+    monkeypatch.setattr(disk_cache, "read", lambda _: None)
+    planned.clear()
+    executor.restore_plans(kept)
+    assert len(planned) == 2
+    assert not any(name == "MainThread" for name in planned)
+    for functor in functors:
+        functor(x * 2)
+    assert len(planned) == 2
 
 
 def test_an_error_is_the_calls() -> None:
