@@ -100,8 +100,12 @@ class _Cutter:
         self.inputs: list[tuple[int, TensorDesc, InputSpec]] = []
         self.slots: dict[Any, int] = {}
         self.handles: dict[tuple[int, Steps], int] = {}
-        # Shapes in which values are cut that have dimensions merged from those of what is put together.
+        # Shapes in which values are cut, or seen, that have dimensions merged from those of what is put together, or of
+        # what was copied for that.
         self.finer: dict[int, Shape] = {}
+        # Applications that merge them.
+        self.merging: set[int] = set()
+        self.is_seen: dict[tuple[int, Steps], bool] = {}
         # Along each dimension of each value, where another formula begins.
         self.cuts: list[tuple[frozenset[int], ...]] = [(frozenset(),) * len(shape) for shape in self.shapes]
 
@@ -122,7 +126,13 @@ class _Cutter:
         for slot, value in enumerate(self.group.outputs):
             for steps in self._boxes(value):
                 outputs.append((slot, steps))
-                handles.append(self._made(value, steps))
+                try:
+                    handles.append(self._made(value, steps))
+                except UnsupportedError as error:
+                    if error.application >= 0 or not self.merging:
+                        raise
+                    # An operand of what is computed in a finer shape cannot be seen in that.
+                    raise _refuse(min(self.merging), str(error)) from error
                 if len(outputs) > MAX_BOXES or len(self.handles) > MAX_VALUES:
                     raise _refuse(self._find_obstacle(), "more parts of outputs than are worth a kernel")
         return Boxes(self.builder.build(handles).canonical(), tuple(self.inputs), tuple(outputs))
@@ -142,26 +152,61 @@ class _Cutter:
     def _find_finer(self, index: int, item: Application, made: int) -> tuple[frozenset[int], ...]:
         # The cuts of a value in a finer shape; none where its own will do.
         shape, form = self.shapes[made], item.function.form or ()
+        is_reshaped = item.function.op == "view" and form[0] == "view.default"
         finer = {self.finer[value] for value in item.tensors if value in self.finer}
         if not finer:
             value = item.tensors[0]
-            if item.function.op != "view" or form[0] != "view.default" or not any(self.cuts[value]):
+            if not is_reshaped or self._shows(index, item, value, shape):
                 return ()
+            self.finer[made] = self.shapes[value]
+            self.merging.add(index)
+            return self.cuts[value]
+        own = next(value for value in item.tensors if value in self.finer)
+        cut = [value for value in item.tensors if any(self.cuts[value])]
+        if len(finer) == 1 and all(value in self.finer for value in cut):
+            if is_reshaped:
+                if shape not in finer:
+                    self.finer[made] = finer.pop()
+                return self.cuts[own]
+            is_elementwise = not (item.function.arranges or item.function.is_view)
+            is_alike = all(self.shapes[value] == shape for value in item.tensors if value in self.finer)
+            if is_elementwise and is_alike and all(self.cuts[value] == self.cuts[own] for value in cut):
+                self.finer[made] = finer.pop()
+                return self.cuts[own]
+        raise _refuse(index, "more than arithmetic with merged dimensions of what is put together")
+
+    def _shows(self, index: int, item: Application, value: int, shape: Shape) -> bool:
+        # Whether a view of another shape shows where the parts of a value are, and can be seen of what it is read from.
+        if any(self.cuts[value]):
             try:
                 self._find_cuts(index, item, shape)
             except UnsupportedError:
-                self.finer[made] = self.shapes[value]
-                return self.cuts[value]
-            return ()
-        cut = [value for value in item.tensors if any(self.cuts[value])]
-        if len(finer) == 1 and all(value in self.finer for value in cut):
-            if item.function.op == "view" and form[0] == "view.default" and shape in finer:
-                return self.cuts[cut[0]]
-            is_elementwise = not (item.function.arranges or item.function.is_view)
-            if is_elementwise and all(self.cuts[value] == self.cuts[cut[0]] for value in cut):
-                self.finer[made] = finer.pop()
-                return self.cuts[cut[0]]
-        raise _refuse(index, "more than arithmetic with merged dimensions of what is put together")
+                return False
+            return True
+        return self._is_seen(value, self._steps(item, self.shapes[value]))
+
+    def _is_seen(self, value: int, steps: Steps) -> bool:
+        # Whether there is such a view of all that a value is computed from. What refuses others says so later.
+        key = (value, steps)
+        if key not in self.is_seen:
+            index = self.producers[value]
+            item = None if index < 0 else self.group.applications[index]
+            if item is None:
+                desc, spec = self.given[value]
+                self.is_seen[key] = spec.number is not None or _has_view(desc.shape, desc.strides, steps)
+            elif item.function.op == "view" or item.function.is_view:
+                (source,) = item.tensors
+                self.is_seen[key] = self._is_seen(source, (*self._steps(item, self.shapes[source]), *steps))
+            elif item.function.arranges or item.function.is_index:
+                self.is_seen[key] = True
+            else:
+                widened = (self._widen(source, self.shapes[value]) for source in item.tensors)
+                pairs = zip(item.tensors, widened, strict=True)
+                self.is_seen[key] = all(self._is_seen(source, (*widen, *steps)) for source, widen in pairs)
+        return self.is_seen[key]
+
+    def _widen(self, value: int, shape: Shape) -> Steps:
+        return () if self.shapes[value] == shape else (("expand.default", (shape,)),)
 
     def _find_cuts(self, index: int, item: Application, shape: Shape) -> tuple[frozenset[int], ...]:
         function, form = item.function, item.function.form or ()
@@ -297,10 +342,7 @@ class _Cutter:
 
     def _computed(self, index: int, item: Application, steps: Steps) -> None:
         shape = self.shapes[self.offsets[index]]
-        tensors = []
-        for value in item.tensors:
-            widen: Steps = () if self.shapes[value] == shape else (("expand.default", (shape,)),)
-            tensors.append(self._find(value, (*widen, *steps)))
+        tensors = [self._find(value, (*self._widen(value, shape), *steps)) for value in item.tensors]
         made = self.builder.apply(item.function, tensors, [self._find(value, ()) for value in item.scalars], item.name)
         self.handles |= {(self.offsets[index] + slot, steps): handle for slot, handle in enumerate(made)}
 
@@ -331,8 +373,10 @@ class _Cutter:
         else:
             own = self._steps(item, self.shapes[value])
             # Dimensions that are merged and split again are as they were.
-            is_undone = own[0][0] == "view.default" and steps[:1] == (("view.default", (self.shapes[value],)),)
-            handle = self._find(value, steps[1:] if is_undone else (*own, *steps))
+            is_reshaped = own[0][0] == "view.default" and bool(steps) and steps[0][0] == "view.default"
+            is_undone = is_reshaped and steps[0][1] == (self.shapes[value],)
+            is_finer = is_reshaped and steps[0][1] == (self.finer.get(value),)
+            handle = self._find(value, steps[1:] if is_undone else steps if is_finer else (*own, *steps))
         if function.op not in {"full", "take", "put"} and self.typing.values[value] != self.typing.values[made]:
             handle = self._cast(handle, self.typing.values[made])
         self.handles[made, steps] = handle
@@ -429,6 +473,14 @@ class _Cutter:
 _GAINING = frozenset({"pad", "put", "take"})
 # What holds a Python number as it is.
 _EXACT = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+
+
+def _has_view(shape: Shape, strides: Strides, steps: Steps) -> bool:
+    try:
+        _follow(shape, strides, steps)
+    except UnsupportedError:
+        return False
+    return True
 
 
 def _follow(shape: Shape, strides: Strides, steps: Steps) -> tuple[Shape, Strides, int]:

@@ -61,6 +61,10 @@ def windows(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return rolled.view(2, 2, 2, 3, 4, 5).transpose(2, 3).reshape(2, 6, 8, 5).roll((1, -3), (1, 2)) + x
 
 
+def put_back(x: torch.Tensor) -> torch.Tensor:
+    return x.view(2, 2, 2, 3, 4, 5).transpose(2, 3).reshape(2, 6, 8, 5)
+
+
 # What is compiled, its inputs, and how many launches its forward pass takes.
 CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], int]] = {
     "rope": (rope, (draw(2, 4, 16, 8), draw(16, 8), draw(16, 8)), 1),
@@ -118,6 +122,35 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], int]] = {
     "rolled by all of it": (lambda x: (x * 2).roll((5, 1), (0, 1)) * 3, (draw(5, 7),), 2),
     "a transposed tensor, rolled": (lambda x: x.t().roll(2, 0) * 3, (draw(5, 7),), 0),
     "windows of what is rolled": (windows, (draw(2, 6, 8, 5), draw(12, 5)), 0),
+    "windows put back": (
+        lambda x, y: put_back(x) + y,
+        (draw(8, 12, 5), draw(2, 6, 8, 5)),
+        1,
+    ),
+    "windows put back, more arithmetic": (
+        lambda x, y, z: ((put_back(x * 2) * z + y).view(2, 48, 5).relu() + 1).view(2, 6, 8, 5) * y,
+        (draw(8, 12, 5), draw(2, 6, 8, 5), draw(2, 1, 1, 1)),
+        2,
+    ),
+    "windows put back beside a transposed tensor": (
+        lambda x, y: put_back(x) + y.transpose(1, 2),
+        (draw(8, 12, 5), draw(2, 8, 6, 5)),
+        1,
+    ),
+    "windows put back twice": (lambda x, y: put_back(x) * put_back(y.neg()), (draw(8, 12, 5), draw(8, 12, 5)), 2),
+    "windows put back, and a part": (lambda x: (put_back(x) + 1)[:, 1:, 2:] * 2, (draw(8, 12, 5),), 0),
+    "windows put back into more": (lambda x, y: put_back(x) + y, (draw(8, 12, 5), draw(3, 2, 6, 8, 5)), 0),
+    "windows put back and opened": (
+        lambda x: put_back(x * 2).view(2, 2, 3, 2, 4, 5).abs() + 1,
+        (draw(8, 12, 5),),
+        2,
+    ),
+    "heads side by side": (lambda x, y: x.transpose(1, 2).reshape(2, 6, 20) + y, (draw(2, 4, 6, 5), draw(6, 20)), 1),
+    "dimensions merged otherwise": (
+        lambda x, y: x.transpose(1, 2).reshape(2, 12, 10) * 2 + y,
+        (draw(2, 4, 6, 5), draw(12, 1)),
+        0,
+    ),
     "a part that is empty": (lambda x, y: torch.cat([x * 2, y], 1) + 1, (draw(4, 7), draw(4, 0)), 0),
     "a sum of what is put together": (lambda x, y: torch.cat([x * 2, y], 0).sum(0), (draw(4, 7), draw(2, 7)), 0),
     "a copy of it elsewhere": (

@@ -110,12 +110,25 @@ def _without_other_views(nodes: Sequence[fx.Node], calls: dict[fx.Node, OpCall |
     for node in nodes:
         if node in views:
             call, source = calls[node], node.all_input_nodes[0]
-            # Graphs copy what they could not see in another shape.
-            is_copied = node.target is torch.ops.aten.view.default and is_copy(calls.get(source))
-            joins = {node, source} <= inside and (source not in views or source in kept) and not is_copied
+            joins = {node, source} <= inside and (source not in views or source in kept)
+            joins = joins and not (is_copy(calls.get(source)) and _is_rearranged(node, calls))
             if joins or (node in reduced and call is not None and call.function.is_view):
                 kept.add(node)
     return {node: call for node, call in calls.items() if node not in views or node in kept}
+
+
+def _is_rearranged(view: fx.Node, calls: Mapping[fx.Node, OpCall | None]) -> bool:
+    # Graphs copy what they could not see in another shape. Arithmetic reads it as it was before, but nothing that says
+    # where elements of the new shape lie.
+    for user in view.users:
+        call = calls.get(user)
+        is_other = call is not None and (call.arranges or call.is_view)
+        if is_other and (user.target not in _RESHAPED or _is_rearranged(user, calls)):
+            return True
+    return False
+
+
+_RESHAPED = {torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default}
 
 
 def _reduces(call: OpCall) -> bool:
