@@ -12,6 +12,7 @@ import torch
 from functors import as_tuple, draw, poison, unpoison
 
 import fuser
+from fuser.config import config
 
 pytestmark = pytest.mark.cpu
 
@@ -161,6 +162,37 @@ def test_gradients() -> None:
     for one, other in zip(mine, theirs, strict=True):
         assert one.dtype is other.dtype
         torch.testing.assert_close(one, other)
+
+
+def _across_a_product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    y = x.float()
+    return ((y * 2 - y.sum()) @ w).relu() * y
+
+
+def _of_what_is_computed(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    h = x + 1
+    y = h.float()
+    return ((h * 2) @ w).relu() * y - h
+
+
+def _that_nobody_reads(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    x.float()
+    return x.clamp(-1, 1) * w
+
+
+@pytest.mark.parametrize("numerics", ["strict", "fast"])
+@pytest.mark.parametrize("function", [_across_a_product, _of_what_is_computed, _that_nobody_reads])
+def test_gradients_of_what_a_kernel_returns_a_copy_of(function: Callable[..., Any], numerics: str) -> None:
+    """A conversion that converts nothing is a result of a group that returns its input, to AOTAutograd."""
+    x, w = (draw((6, 6), torch.float32, seed=k).requires_grad_() for k in range(2))
+    weight = draw((6, 6), torch.float32, seed=2)
+    fuser.reset_stats()
+    with config.patch(numerics=numerics):
+        mine = torch.autograd.grad(fuser.fuse(function)(x, w), (x, w), weight)
+    assert not fuser.stats()["fallbacks"]
+    tolerance = {"rtol": 0, "atol": 0} if numerics == "strict" else {}
+    for one, other in zip(mine, torch.autograd.grad(function(x, w), (x, w), weight), strict=True):
+        torch.testing.assert_close(one, other, **tolerance)
 
 
 def test_what_an_exported_graph_knows() -> None:

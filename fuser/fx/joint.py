@@ -301,6 +301,7 @@ def _trace_joint(
         # What is saved meanwhile is no business of an activation checkpoint around the call.
         with mode, saved_tensors_hooks(_itself, _itself):
             made = module(*fakes)
+        _part_results(module, made, fakes)
         continuous = tuple(slot for slot, item in enumerate(made) if item.requires_grad)
         forward = backward = None
         try:
@@ -339,6 +340,25 @@ def _bind_numbers(nodes: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModul
         copies[placeholder] = graph.node_copy(placeholder) if is_tensor else item
     graph.output(graph.graph_copy(nodes.graph, copies))
     return fx.GraphModule(nodes, graph)
+
+
+def _part_results(module: fx.GraphModule, made: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
+    """Give each result memory of its own, as a kernel does.
+
+    A conversion to the dtype that is there already returns what it was given, and AOTAutograd takes such a result from
+    the backward pass.
+    """
+    output = module.graph.output_node()
+    results = list(output.args[0])  # type: ignore[arg-type]
+    taken = {item.untyped_storage()._cdata for item in inputs}
+    with module.graph.inserting_before(output):
+        for slot, item in enumerate(made):
+            memory = item.untyped_storage()._cdata
+            if memory in taken:
+                results[slot] = module.graph.call_function(torch.clone, (results[slot],))
+            taken.add(memory)
+    output.args = (tuple(results),)
+    module.recompile()
 
 
 def _make_fakes(
