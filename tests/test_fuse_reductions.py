@@ -388,6 +388,18 @@ def test_sizes_that_change_are_symbols() -> None:
 
 
 @pytest.mark.cpu
+def test_sizes_that_change_where_an_op_expands() -> None:
+    """``lerp`` of fake tensors expands in Python, whose symbols ATen takes there only if it is told."""
+    step = fuser.fuse(lambda x, y: torch.lerp(x, y, 2.0).mean(0))
+    fuser.reset_stats()
+    for size in (5, 7, 9):
+        inputs = [draw(1, size), draw(4, size)]
+        for got, wanted in zip(gradients(step, inputs), gradients(step.function, inputs), strict=True):
+            same(got, wanted)
+    assert not fuser.stats()["fallbacks"]
+
+
+@pytest.mark.cpu
 @pytest.mark.slow
 def test_too_many_sizes_are_torchs_reductions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fuser.fx.joint.MAX_JOINTS", 1)

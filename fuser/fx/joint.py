@@ -282,6 +282,7 @@ def _trace_joint(
     nodes: fx.GraphModule, key: tuple[Any, ...], inputs: Sequence[Any], before: Sequence[tuple[Any, ...]]
 ) -> Joint | None:
     # None where torch cannot trace it, or its graphs would rely on how gradients lie in memory.
+    from torch._dispatch.python import enable_python_dispatcher  # noqa: PLC0415 - as below
     from torch._functorch.aot_autograd import aot_module_simplified  # noqa: PLC0415 - takes a second
 
     from fuser.fx.backend import compile_graph, split_passes  # noqa: PLC0415 - as above
@@ -299,7 +300,7 @@ def _trace_joint(
         known = [[sizes[1 + slot].sizes for sizes in before] for slot in tensors]
         mode, fakes, find_guard = _make_fakes([inputs[slot] for slot in tensors], known)
         # What is saved meanwhile is no business of an activation checkpoint around the call.
-        with mode, saved_tensors_hooks(_itself, _itself):
+        with mode, enable_python_dispatcher(), saved_tensors_hooks(_itself, _itself):
             made = module(*fakes)
         _part_results(module, made, fakes)
         continuous = tuple(slot for slot, item in enumerate(made) if item.requires_grad)
