@@ -202,9 +202,12 @@ class ReductionFunction:
         # Eager torch, which is a third of fuser.
         from fuser.reduction_check import check_reduction  # noqa: PLC0415
 
+        whole = self._whole
+        # A text that says too little (a path without a return) would come to any number.
+        whole.spec(len(whole.tensor_names))
         scalars = {parameter.name: self.defaults.get(parameter.name, 1.0) for parameter in self.function.scalars}
         tried = check_reduction(self.function, scalars, dtype if isinstance(dtype, torch.dtype) else None)
-        self.along().check(device=device, dtype=dtype or tried)
+        whole.check(device=device, dtype=dtype or tried)
 
     @shows_users_frames
     def warmup(

@@ -511,6 +511,18 @@ def test_check_tries_what_pads_the_tree() -> None:
         careless.check(device="cpu")
 
 
+@pytest.mark.parametrize(
+    ("code", "identity", "message"),
+    [
+        ("template <typename T> T f(T a, T b) { if (a > b) return a; }", 0, "column 39: 'f' returns nothing on a path"),
+        ("template <typename T> void f(T a, T b, T c, T d, T& e, T& g) { e = a + c; }", (0, 0), "assigned to 'g'"),
+    ],
+)
+def test_check_blames_the_text_before_the_identity(code: str, identity: Any, message: str) -> None:
+    with pytest.raises(FunctorError, match=message):
+        make(code, identity=identity).check(device="cpu")
+
+
 def test_a_text_without_an_eager_version_is_an_error_that_names_it() -> None:
     fn = fuser.create_reduction_fn("template <typename T> T add(T a, T b) { goto end; end: return a + b; }", identity=0)
     with pytest.raises(FallbackError, match="'add' has no eager version") as caught:
