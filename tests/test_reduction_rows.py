@@ -134,6 +134,18 @@ def test_rows_are_torchs(name: str) -> None:
 
 
 @pytest.mark.cpu
+@pytest.mark.parametrize("numerics", ["strict", "fast"])
+def test_the_variance_beside_an_infinity_is_none_wherever_it_is(numerics: str) -> None:
+    @fuser.fuse
+    def spread(x: torch.Tensor) -> torch.Tensor:
+        return torch.var(x * 1, 1, correction=0)
+
+    with fuser.config.patch(numerics=numerics):
+        for length in (1, 4, 7):
+            assert spread(torch.ones(length, length).fill_diagonal_(math.inf)).isnan().all()
+
+
+@pytest.mark.cpu
 @pytest.mark.slow
 @pytest.mark.parametrize("numerics", ["strict", "fast"])
 def test_places_are_torchs_in_any_order(numerics: str) -> None:

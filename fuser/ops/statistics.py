@@ -94,9 +94,10 @@ REDUCTIONS["aminmax"] = ReductionOp(
 def _moments(name: str, value: str, a: str = "T") -> tuple[ReductionOp, ReductionOp]:
     # Alone and with the mean, as ATen's SharedReduceOps.h has them, with accumulators of a type.
     degrees = f"const {a} degrees = n > {a}(correction) ? n - {a}(correction) : {a}(0);"
+    # What an element is from itself: nothing, or NaN where it is infinite, as ATen has it of its first one.
     alone = ReductionOp(
         name,
-        f"void var_map(T x, {a}& m, {a}& s, {a}& n) {{ m = x; s = {a}(0); n = {a}(1); }}",
+        f"void var_map(T x, {a}& m, {a}& s, {a}& n) {{ m = x; s = x - x; n = {a}(1); }}",
         f"""void var_combine({a} ma, {a} sa, {a} na, {a} mb, {a} sb, {a} nb, {a}& m, {a}& s, {a}& n) {{
       const {a} delta = mb - ma;
       n = na + nb;
