@@ -171,8 +171,8 @@ def _of_number(function: Function, given: Sequence[InputSpec]) -> Function:
 
 def _adds_in_double(group: FusionGroup, dtype: torch.dtype | None) -> bool:
     # Whether to follow torch's CPU kernels that do. To what is rounded to 16 bits it makes no difference, but to a few
-    # last bits.
-    return dtype is torch.float32 or (group.is_strict and dtype in (torch.float16, torch.bfloat16))
+    # last bits, where float32 holds the squares: not those of all bfloat16.
+    return dtype in (torch.float32, torch.bfloat16) or (group.is_strict and dtype is torch.float16)
 
 
 def _on_cpu(function: Function) -> Function:

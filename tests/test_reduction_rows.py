@@ -173,6 +173,17 @@ def test_on_a_gpu(name: str, numerics: str) -> None:
 
 
 # --- accuracy ---------------------------------------------------------------------------------------------------------
+@pytest.mark.cpu
+@pytest.mark.parametrize("size", [1e-30, 1e25])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_spreads_of_numbers_whose_squares_float32_lacks(dtype: torch.dtype, size: float) -> None:
+    x = (torch.randn(3, 1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * size).to(dtype)
+    with fuser.config.patch(numerics="fast"):
+        for dim in (0, 1):
+            found = fuser.fuse(lambda x, dim=dim: torch.std(x * 1, dim))(x)
+            torch.testing.assert_close(found.double() / size, x.double().std(dim) / size, rtol=1e-2, atol=0)
+
+
 def error_of(found: torch.Tensor, truth: torch.Tensor, dtype: torch.dtype) -> float:
     """Return the root mean square distance from the truth, in roundings of a dtype."""
     distance = (found.double() - truth.double()).square().mean().sqrt() / truth.double().square().mean().sqrt()
