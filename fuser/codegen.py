@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -25,7 +25,9 @@ from fuser.function import Function
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import ArgSpec, RowSpec, Typing, infer_typing
 from fuser.plain_texts import count_names
-from fuser.row_parts import RowPart, RowPass, RowWriter, Table
+
+if TYPE_CHECKING:
+    from fuser.row_parts import RowPart, RowPass, Table
 
 __all__ = ["KERNEL_NAME", "Dialect", "KernelSource", "Loop", "Operand", "RowLoop", "build_source"]
 
@@ -422,6 +424,8 @@ def _build_rows(
     group: FusionGroup, args: ArgSpec, rows: RowSpec, operands: tuple[Operand, ...], writer: ElementWriter
 ) -> tuple[RowLoop, str]:
     # The same of a kernel with reductions: its parts.
+    from fuser.row_parts import RowWriter  # noqa: PLC0415 - importing fuser need not load what few groups need
+
     parts = RowWriter(writer, rows)
     passes = parts.write()
     values = [group.outputs[item.index] if item.is_output else item.index for item in operands]
