@@ -240,6 +240,51 @@ def test_texts_of_many_conditions_are_optimised_less(monkeypatch: pytest.MonkeyP
         assert level in commands[-1]
 
 
+def test_derivatives_of_loops_that_end_early_compile_in_seconds() -> None:
+    """Jumps that g++ threads through a chain of conditions take it twice as long for each of them."""
+    incomplete_gamma = fuser.jit_fn("""
+        template <typename T> T series(T a, T x) {
+          T sum = T(1) / a, term = sum, n = a;
+          for (int i = 0; i < 32; ++i) {
+            n += 1;
+            term *= x / n;
+            sum += term;
+            if (fabs(term) < fabs(sum) * std::numeric_limits<T>::epsilon()) break;
+          }
+          return sum * exp(-x + a * log(x) - lgamma(a));
+        }
+        template <typename T> T fraction(T a, T x) {
+          constexpr T tiny = std::numeric_limits<T>::min() / std::numeric_limits<T>::epsilon();
+          T b = x + 1 - a, c = 1 / tiny, d = 1 / b, h = d;
+          for (int i = 1; i <= 32; ++i) {
+            const T an = -i * (i - a);
+            b += 2;
+            d = an * d + b;
+            if (fabs(d) < tiny) d = tiny;
+            c = b + an / c;
+            if (fabs(c) < tiny) c = tiny;
+            d = 1 / d;
+            const T factor = d * c;
+            h *= factor;
+            if (fabs(factor - 1) <= std::numeric_limits<T>::epsilon()) break;
+          }
+          return exp(-x + a * log(x) - lgamma(a)) * h;
+        }
+        template <typename T> T incomplete_gamma(T a, T x) {
+          return x <= T(0) ? T(1) : x < a + 1 ? 1 - series(a, x) : fraction(a, x);
+        }""")
+    a, x = (draw((9,), torch.float64, (0.1, 6.0), seed).requires_grad_() for seed in range(2))
+    wanted = torch.special.gammaincc(a.detach(), x)
+    fuser.reset_stats()
+    with fuser.config.patch(disk_cache=False, compile_timeout=60.0):
+        found = incomplete_gamma(a, x)
+        slopes = torch.autograd.grad(found.sum(), x, retain_graph=True)
+        assert torch.autograd.grad(found.sum(), (a, x))[1].equal(slopes[0])
+    assert fuser.stats()["fallbacks"] == {}
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(slopes[0], torch.autograd.grad(wanted.sum(), x)[0])
+
+
 def test_the_cpp_library_is_there_for_those_who_need_it() -> None:
     allocates = fuser.jit_fn("""
         template <typename T> T allocates(T x) {

@@ -208,6 +208,9 @@ def kernel_flags(compiler: Compiler, source: KernelSource) -> tuple[str, ...]:
     texts = [functor.text for functor in source.functors]
     if sum(map(len, texts)) > LARGE_TEXT or sum(text.count("?") for text in texts) > MANY_CONDITIONS:
         flags = tuple("-O1" if flag == "-O2" else flag for flag in flags)
+        if not compiler.is_clang:
+            # Its time doubles with each & and | of a chain, as whether an iteration is reached at all makes them.
+            flags = (*flags, "-fno-thread-jumps")
     return flags
 
 
