@@ -207,7 +207,7 @@ class ElementWriter:
         types = f"{compute}, {info.storage}" if rounds else compute
         namespace = f"fuser_f{(number := self.functors.index(functor))}"
         if QUICK in self.functors[number].words:
-            types, arguments = f"{self.how}, {types}", [*arguments, "how"]
+            types, arguments = f"{self.how}, {types}", ["how", *arguments]
         return f"{namespace}::{functor.entry}<{types}>({', '.join(arguments)})", results, declarations
 
     def operands(self, index: int) -> list[str]:

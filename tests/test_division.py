@@ -198,8 +198,11 @@ def test_errors_show_the_place_in_the_users_text() -> None:
         ("T f(T x, T y) { T z = 2 - 1 / x; return z / y; }", "1 /fuser_by<false>(fuser_how)/ x; return z /fuser_by<"),
         (
             "void f(T x, T& y) { y = x / x; }",
-            "f(T x, T& y, fuser_D& fuser_how) { y = x /fuser_by<false>(fuser_how)/ x; }",
+            "f(fuser_D& fuser_how, T x, T& y) { y = x /fuser_by<false>(fuser_how)/ x; }",
         ),
+        ("T f(T x, T y = T(2)) { return y / x; }", "f(fuser_D& fuser_how, T x, T y = T(2)) { return y /fuser_by<"),
+        ("T f(T x, T y = 1 / T(M_E)) { return x / y; }", "f(fuser_D& fuser_how, T x, T y = 1 / T(M_E)) { return x /f"),
+        ("T f(T x, T y = 1 / T(M_E)) { return x * y; }", ""),
         ("T f(T x) { return x / 2 + x / T(3); }", ""),
         ("T f(T x) { return x > 0 ? f(x / x) : x; }", ""),
         ("T f(T x) { return [=](T d) { return x / d; }(x); }", ""),
@@ -218,6 +221,22 @@ def test_plain_functors_divide_as_they_are_told(text: str, quick: str) -> None:
     assert quick in found.text
     assert (found is functor) == (not quick)
     assert (QUICK in found.words) == bool(quick)
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize(
+    "text",
+    [
+        "T f(T x, T y = T(2)) { return y / x; }",
+        "T f(T x, double scale, T y = T(M_PI) / T(M_E), int n = -128) { return x / scale + n / y; }",
+        "void f(T x, T& low, T& high, T y = T(2)) { low = y / x; high = x / y; }",
+    ],
+)
+def test_functors_with_default_values_divide_on_cuda(text: str) -> None:
+    outputs = 2 if "T&" in text else 1
+    functor = fuser.jit_fn(f"template <typename T> {text}", num_outputs=outputs, scalars=["scale"] * ("scale" in text))
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        functor.check(device="cuda", dtype=dtype)
 
 
 @pytest.mark.parametrize(

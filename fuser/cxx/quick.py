@@ -62,7 +62,7 @@ def quicken_counts(functor: Functor, counts: frozenset[str]) -> Functor:
 
 @lru_cache(maxsize=4096)
 def quicken_divisions(functor: Functor) -> Functor:
-    """Return the functor with a parameter ``fuser_how``, the last one, that says how it divides.
+    """Return the functor with a parameter ``fuser_how``, the first one, that says how it divides.
 
     Its type is the first template parameter, ``fuser_D``. The functor itself if nothing in it divides, or it is not one
     plain function.
@@ -71,13 +71,13 @@ def quicken_divisions(functor: Functor) -> Functor:
         return functor
     words = [word for word in tokenize(functor.text) if word.kind not in {"space", "comment"}]
     texts = [word.text for word in words]
-    # Where, and whether 1 is divided.
+    body = texts.index("{") if "{" in texts else 0
+    # Where, and whether 1 is divided. A parameter's default value names no other parameter.
     divided = [
         (words[at].origin + 1, "true" if _ENDS_IN_ONE.search(" ".join(texts[:at])) else "false")
         for at, text in enumerate(texts[:-1])
-        if text == "/" and not _NUMBER.match(" ".join(texts[at + 1 : at + 4]))
+        if at > body and text == "/" and not _NUMBER.match(" ".join(texts[at + 1 : at + 4]))
     ]
-    body = texts.index("{") if "{" in texts else 0
     depths = [texts[: at + 1].count("{") - texts[: at + 1].count("}") for at, text in enumerate(texts) if text == "}"]
     # One function, that does not call itself.
     is_plain = depths.count(0) == 1 and texts[:2] == ["template", "<"] and texts[body - 1] == ")"
@@ -85,7 +85,9 @@ def quicken_divisions(functor: Functor) -> Functor:
     if not divided or not is_plain or functor.macros:
         return functor
     emitted = functor.emitted
-    inserted = [(words[1].origin + 1, "typename fuser_D, "), (words[body - 1].origin, ", fuser_D& fuser_how")]
+    # Those behind may have default values.
+    before = words[texts.index(functor.entry) + 1].origin + 1
+    inserted = [(words[1].origin + 1, "typename fuser_D, "), (before, "fuser_D& fuser_how, ")]
     for slot, text in reversed([*inserted, *((slot, f"{QUICK}<{is_one}>(fuser_how)/") for slot, is_one in divided)]):
         emitted = emitted.replace(slot, slot, text)
     return replace(functor, emitted=emitted, words=functor.words | {QUICK})

@@ -6,7 +6,7 @@ template <typename T> T axpy(T x, T y, T alpha) { return alpha * x + y; }
 
 namespace fuser_f1 {
 #line 1 "functor1.aten_silu"
-template <typename fuser_D, typename T> T aten_silu(T x, fuser_D& fuser_how) { return x /fuser_by<false>(fuser_how)/ (T(1) + exp(-x)); }
+template <typename fuser_D, typename T> T aten_silu(fuser_D& fuser_how, T x) { return x /fuser_by<false>(fuser_how)/ (T(1) + exp(-x)); }
 #line N "fuser_kernel"
 }
 
@@ -22,7 +22,7 @@ template <typename D> FUSER_INLINE void fuser_element(D& how, const float v0, co
   // v3 = axpy(v0, v1, alpha=v2), float32
   const float v3 = fuser_isolate<2>(fuser_cast<float>(fuser_f0::axpy<float>(fuser_isolate<0>(v0), fuser_isolate<1>(v1), v2)));
   // v4 = silu(v3), float32
-  const float v4 = fuser_isolate<4>(fuser_cast<float>(fuser_f1::aten_silu<D, float>(fuser_isolate<3>(v3), how)));
+  const float v4 = fuser_isolate<4>(fuser_cast<float>(fuser_f1::aten_silu<D, float>(how, fuser_isolate<3>(v3))));
   out0 = v4;
 }
 
