@@ -499,6 +499,33 @@ CONSTRUCTS: tuple[Construct, ...] = (
         dtypes=(torch.float32,),
     ),
     one(
+        "struct_with_the_name_of_its_typedef",
+        "P p = {2.f, 3}; struct pair_s q = p; Q r = q; r.a += 1; struct same s{r.a}; same t = s; "
+        "return x * p.a + T(r.a * q.n) + T(t.v);",
+        "typedef struct { float a; int n; } P0; typedef struct pair_s { float a; int n; } P, Q; "
+        "typedef struct same { float v; } same;",
+    ),
+    one(
+        "struct_without_a_name",
+        "struct { T a; int n; } s, t; s.a = x; s.n = 3; t = s; t.a *= t.n; { struct { T b, a; } s{x, T(2)}; "
+        "t.a += s.a; } T sum = t.a; for (int i = 0; i < 2; ++i) sum += s.a * table[i].w * table[i].n; return sum;",
+        "static const struct { float w; int n; } table[2] = {{0.5f, 1}, {0.25f, 2}};",
+    ),
+    one(
+        "enum_of_a_typedef",
+        "Mode m = x > T(0) ? CUBIC : LINEAR; enum Kind k = B; enum { K = 5 } e = K; Kind l = A; "
+        "switch (m) { case LINEAR: return x * e; case CUBIC: return x + T(k); default: return T(l); }",
+        "typedef enum { NEAREST, LINEAR = 3, CUBIC } Mode; typedef enum Kind { A, B } Kind;",
+    ),
+    one(
+        "generator_in_a_typedef",
+        "pcg r = {uint64_t(x * T(10) + T(100)), 3u}; next(&r); return T(next(&r) >> 8);",
+        "typedef struct { uint64_t state; uint64_t inc; } pcg; static inline uint32_t next(pcg* r) { uint64_t o = "
+        "r->state; r->state = o * 6364136223846793005ULL + (r->inc | 1); uint32_t s = (uint32_t)(((o >> 18u) ^ o) >> "
+        "27u), by = (uint32_t)(o >> 59u); return (s >> by) | (s << ((-by) & 31)); }",
+        is_total=False,
+    ),
+    one(
         "array_in_struct",
         "V<T> v = {{x, T(1), T(2)}}; V<T> w = scaled(v, T(3)); bump(v); return v.v[0] + w.v[0] * w.v[2];",
         "template <typename T> struct V { T v[3]; }; template <typename T> V<T> scaled(V<T> a, T s) { for (int "

@@ -34,7 +34,7 @@ from fuser.cxx.nodes import (
     Unary,
 )
 from fuser.cxx.reader import STD, TYPES, Path, Piece, Pieces, Reader, describe, read_expression, read_list, take_apart
-from fuser.cxx.tree import field, find, has_word, named, parse_tree, text_of
+from fuser.cxx.tree import class_name, field, find, has_word, named, parse_tree, text_of
 from fuser.errors import UntranslatableError
 
 __all__ = ["EXPRESSIONS", "read_again", "read_declarator", "read_type", "template_arguments"]
@@ -85,7 +85,9 @@ def _template_type(reader: Reader, node: tree_sitter.Node) -> NamedType:
 
 
 def _inner_type(reader: Reader, node: tree_sitter.Node) -> TypeSyntax:
-    # ``typename T::value_type``, ``struct point``.
+    # ``typename T::value_type``, ``struct point``; also ``struct { T x; }``, which is defined before it is read here.
+    if node.child_by_field_name("body") is not None:
+        return NamedType(reader.place(node), reader.spell(class_name(node)))
     return read_type(reader, node.named_children[-1])
 
 
@@ -146,6 +148,7 @@ _READ_TYPE: Mapping[str, Callable[[Reader, tree_sitter.Node], TypeSyntax]] = {
     "template_function": _template_type,
     "dependent_type": _inner_type,
     "struct_specifier": _inner_type,
+    "enum_specifier": _inner_type,
     "class_specifier": _inner_type,
     "qualified_identifier": _qualified_type,
     "decltype": lambda reader, node: Decltype(reader.place(node), read_expression(reader, node.named_children[0])),

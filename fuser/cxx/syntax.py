@@ -30,7 +30,7 @@ from fuser.cxx.nodes import (
 from fuser.cxx.reader import Grammar, Reader, read_list
 from fuser.cxx.statement_syntax import IGNORED, STATEMENTS, read_block, read_declarators, read_optional, read_statements
 from fuser.cxx.statements import Alias, Declaration, Declarator, Evaluate, Program, Struct
-from fuser.cxx.tree import field, function_declarator, has_word, named, text_of, trailing_type
+from fuser.cxx.tree import class_name, field, function_declarator, has_word, named, text_of, trailing_type
 from fuser.errors import UntranslatableError
 
 __all__ = ["parse_program"]
@@ -108,7 +108,7 @@ def _template(reader: Reader, node: tree_sitter.Node) -> list[Statement]:
     name = "" if declarator is None else _function_name(reader, declarator)
     if declarator is not None:
         reader.declare(name, "function")
-    full = reader.qualify(name or _struct_name(inner))
+    full = reader.qualify(name or class_name(inner))
     with reader.scope():
         template = _template_parameters(reader, node.child_by_field_name("parameters"))
         if declarator is not None and inner.type == "function_definition":
@@ -118,7 +118,7 @@ def _template(reader: Reader, node: tree_sitter.Node) -> list[Statement]:
             reader.functions.setdefault(full, []).append(replace(function, special=special))
         elif inner.type in {"struct_specifier", "class_specifier"} and inner.child_by_field_name("body") is None:
             # A declaration; of a template that is never defined there are specialisations.
-            is_new = reader.kind(_struct_name(inner)) != "type"
+            is_new = reader.kind(class_name(inner)) != "type"
             found = [Struct(reader.place(node), full, template, (), ())] if is_new else []
         elif inner.type in {"struct_specifier", "class_specifier"}:
             special = _specialisation(reader, inner.child_by_field_name("name"), template)
@@ -129,7 +129,7 @@ def _template(reader: Reader, node: tree_sitter.Node) -> list[Statement]:
         elif declarator is None:
             raise reader.refuse(node, f"a template of a {inner.type.replace('_', ' ')}")
     for _ in found:
-        reader.declare(_struct_name(inner), "type")
+        reader.declare(class_name(inner), "type")
     return [*found]
 
 
@@ -241,17 +241,11 @@ def _capture(reader: Reader, node: tree_sitter.Node) -> Capture:
     return Capture(reader.place(node), name, by_reference, read_optional(reader, node.child_by_field_name("right")))
 
 
-def _struct_name(node: tree_sitter.Node) -> str:
-    # Without template arguments; nothing for what is no class with a name.
-    name = node.child_by_field_name("name")
-    return "" if name is None else text_of(name.child_by_field_name("name") or name)
-
-
 def _plain_struct(reader: Reader, node: tree_sitter.Node) -> Struct | list[Statement]:
     if node.child_by_field_name("body") is None:
-        reader.declare(_struct_name(node), "type")
+        reader.declare(class_name(node), "type")
         return []
-    return _struct(reader, node, reader.qualify(_struct_name(node)))
+    return _struct(reader, node, reader.qualify(class_name(node)))
 
 
 def _struct(
@@ -262,9 +256,9 @@ def _struct(
     special: tuple[TypeSyntax | Expression, ...] | None = None,
 ) -> Struct:
     body = node.child_by_field_name("body")
-    if not _struct_name(node) or body is None or any(child.type == "base_class_clause" for child in node.children):
-        raise reader.refuse(node, "a class without a name or with bases")
-    reader.declare(_struct_name(node), "type", full)
+    if body is None or any(child.type == "base_class_clause" for child in node.children):
+        raise reader.refuse(node, "a class with bases")
+    reader.declare(class_name(node), "type", full)
     own = special or tuple(
         NamedType(item.place, item.name) if item.type is None else Name(item.place, item.name) for item in template
     )
@@ -277,12 +271,15 @@ def _struct(
             declarator = function_declarator(child)
             if any(part.type == "bitfield_clause" for part in child.children):
                 raise reader.refuse(child, "a bit field")
+            kind = child.child_by_field_name("type")
+            if kind is not None and kind.child_by_field_name("body") is not None:
+                raise reader.refuse(kind, "a class inside a class")
             if child.type == "field_declaration" and declarator is None:
                 is_constant = any(text_of(part) == "static" for part in child.children)
                 (constants if is_constant else fields).extend(read_declarators(reader, child))
             elif child.type == "function_definition":
                 name = "" if declarator is None else _function_name(reader, declarator)
-                if name not in {"", _struct_name(node)}:
+                if name not in {"", class_name(node)}:
                     # A constructor is no function that could be called: its name stays the type's.
                     reader.declare(name, "function")
                 members.append(child)
@@ -301,18 +298,20 @@ def _member_function(reader: Reader, node: tree_sitter.Node) -> FunctionDefiniti
 
 
 def _alias(reader: Reader, node: tree_sitter.Node) -> list[Statement]:
-    kind, found = field(node, "type"), []
-    if kind.type == "struct_specifier" and kind.child_by_field_name("body") is not None:
-        raise reader.refuse(kind, "typedef struct")
+    kind = field(node, "type")
+    found = read_statements(reader, [kind]) if kind.child_by_field_name("body") is not None else []
     for declarator in node.children_by_field_name("declarator") or [field(node, "name")]:
         name, spelled = read_declarator(reader, declarator, read_type(reader, kind))
+        if isinstance(spelled, NamedType) and spelled.name == reader.qualify(name):
+            # ``typedef struct point { T x, y; } point;`` names nothing anew.
+            continue
         found.append(Alias(reader.place(node), reader.qualify(name), spelled))
         reader.declare(name, "type")
     return [*found]
 
 
 def _enum(reader: Reader, node: tree_sitter.Node) -> list[Statement]:
-    place, name = reader.place(node), node.child_by_field_name("name")
+    place, name = reader.place(node), class_name(node)
     values: list[tuple[tree_sitter.Node, int]] = []
     for child in named(node.child_by_field_name("body")):
         value = child.child_by_field_name("value")
@@ -326,17 +325,15 @@ def _enum(reader: Reader, node: tree_sitter.Node) -> list[Statement]:
         place, next(kind for kind, low, high in _ENUM_TYPES if low <= min(numbers) <= max(numbers) < high)
     )
     kind = promoted if base is None else read_type(reader, base)
-    found: list[Statement] = []
-    if name is not None:
-        found.append(Alias(place, reader.qualify(text_of(name)), kind))
-        reader.declare(text_of(name), "type")
+    found: list[Statement] = [Alias(place, reader.qualify(name), kind)]
+    reader.declare(name, "type")
     is_scoped = has_word(node, "class", "struct")
     for child, number in values:
         label = text_of(field(child, "name"))
         at = reader.place(child)
         literal: Expression = Literal(at, f"{abs(number)}u" if number >= 1 << 63 else str(abs(number)))
         literal = Unary(at, "-", literal) if number < 0 else literal
-        names = [] if name is None else [f"{reader.qualify(text_of(name))}::{label}"]
+        names = [f"{reader.qualify(name)}::{label}"]
         if not is_scoped:
             names.append(reader.qualify(label))
             reader.declare(label, "value")

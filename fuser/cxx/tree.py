@@ -7,7 +7,17 @@ from collections.abc import Iterator
 import tree_sitter
 import tree_sitter_cpp
 
-__all__ = ["field", "find", "function_declarator", "has_word", "named", "parse_tree", "text_of", "trailing_type"]
+__all__ = [
+    "class_name",
+    "field",
+    "find",
+    "function_declarator",
+    "has_word",
+    "named",
+    "parse_tree",
+    "text_of",
+    "trailing_type",
+]
 
 _LANGUAGE = tree_sitter.Language(tree_sitter_cpp.language())
 
@@ -28,6 +38,17 @@ def field(node: tree_sitter.Node, name: str) -> tree_sitter.Node:
     found = node.child_by_field_name(name)
     assert found is not None, f"the grammar gives {node.type} its {name}"
     return found
+
+
+def class_name(node: tree_sitter.Node) -> str:
+    """Return what a class or an enumeration is called, without template arguments; where it has no name, by its place.
+
+    Nothing for what is neither.
+    """
+    name = node.child_by_field_name("name")
+    if name is not None:
+        return text_of(name.child_by_field_name("name") or name)
+    return f"{text_of(node.children[0])} {node.start_byte}" if node.type.endswith("_specifier") else ""
 
 
 def has_word(node: tree_sitter.Node, *words: str) -> bool:
