@@ -67,6 +67,19 @@ CONSTRUCTS: tuple[Construct, ...] = (
     one("auto_type", "auto a = x * 2; auto b = 1 / 2; const auto& c = a; return T(a + b + c);"),
     one("decltype_cast", "return decltype(x)(3) * x + T(decltype(x * 2.0){0.5} / 3) + decltype(x)();"),
     one("typename_cast", "return typename std::remove_cv<T>::type(3) * x;"),
+    one(
+        "decltype_of_parameters",
+        "P p{2.f}; auto scaled = [x](auto a) -> decltype(a + x) { return a * x / 4; }; "
+        "return T(add(x, 1) + add(1, 2) / 2 + third(p)) + third(1.0f) * x + T(third(1.0)) "
+        "+ T(raised(x, 3) + scaled(2));",
+        "struct P { float a; }; template <typename A, typename B> auto add(A a, B b) "
+        "-> decltype(a + b) { return a + b; } "
+        "inline auto third(float a) -> decltype(a) { return a / 3; } "
+        "inline auto third(double a) -> decltype(a) { return a / 3; } "
+        "template <typename Q> auto third(Q q) -> decltype(q.a * 1.0) { return q.a / 3.0; } "
+        "template <typename A> auto raised(A a, int n) -> decltype(a * n) { "
+        "return n == 0 ? a * 1 : raised(a, n - 1) * a; }",
+    ),
     one("decltype_type", "decltype(x * 2.0) a = x; return T(a / 3);"),
     one("sizes", "return x + T(sizeof(T)) + T(sizeof(int)) + sizeof x * T(2) + T(sizeof(double) == 8);"),
     one("conditional_type", "std::conditional_t<sizeof(T) == 4, float, double> a = x; return T(a / 3);"),

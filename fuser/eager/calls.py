@@ -12,7 +12,16 @@ from typing import Any
 import torch
 
 from fuser.cxx.builtin_types import AUTO, VOID
-from fuser.cxx.nodes import ArrayType, Expression, FunctionDefinition, InitList, Parameter, ReferenceType
+from fuser.cxx.nodes import (
+    ArrayType,
+    Decltype,
+    Expression,
+    FunctionDefinition,
+    InitList,
+    Parameter,
+    ReferenceType,
+    walk,
+)
 from fuser.eager.data import PLACE, Value, constant, needs_values
 from fuser.eager.masks import Frame, any_lane, both_of
 from fuser.eager.math import functions
@@ -119,7 +128,7 @@ def _fit(
         with state.within(Scope(scope, bindings)):
             if not _complete(state, function, bindings):
                 return None
-            resolve(state, function.result)
+            _resolve_result(state, function, operands)
             cost = int(bool(function.template))
             for parameter, operand in zip(parameters, operands, strict=False):
                 rating = _rate(state, parameter, operand)
@@ -180,7 +189,7 @@ def _call_function(
 ) -> Thing:
     # Runs a function's body for the lanes that are there.
     with state.within(Scope(scope, bindings)):
-        result = resolve(state, function.result)
+        result = _resolve_result(state, function, operands)
         nothing = constant(0, torch.int32) if result in (AUTO, VOID) else zero_of(result)
         running = [frame.function for frame in state.frames if frame.function is not None]
         is_recursion = function in running
@@ -197,6 +206,15 @@ def _call_function(
             assert function.body is not None, "candidates have one"
             run_block(state, function.body.statements)
     return _result_of(frame)
+
+
+def _resolve_result(state: State, function: FunctionDefinition, operands: Sequence[Location]) -> CppType:
+    # What stands behind an arrow may ask for the types of the parameters.
+    if not any(isinstance(item, Decltype) for item in walk(function.result)):
+        return resolve(state, function.result)
+    with state.dry(), state.within(Scope(state.scope)):
+        _bind(state, function, operands)
+        return resolve(state, function.result)
 
 
 def _check_depth(state: State, function: FunctionDefinition, depth: int) -> None:
