@@ -573,6 +573,13 @@ UNTRANSLATABLE = [
     ("int n = int(x); T a[n]; return x;", 2, 54, "an array whose size is no constant"),
     ("  /* é */ return x + missing(x);", 2, 55, "the function 'missing'"),
     ("struct S { unsigned a : 3; }; S s; s.a = 9; return x * T(s.a);", 2, 45, "a bit field"),
+    ("struct S { struct { T a; } in; }; S s; s.in.a = x; return s.in.a;", 2, 45, "a class inside a class"),
+    (
+        "T y = x;\n  auto last = [&]() -> T& { return y; };\n  T& r = last();\n  y = 5;\n  return r;",
+        4,
+        4,
+        "a reference to what a function returns",
+    ),
     ("long double y = x; return T(y);", 2, 34, "the type 'long double'"),
     ("return pick(x, x);", 2, 41, "the call of 'pick' with these arguments"),
     ("return twice(x, x);", 2, 41, "the call of 'twice' with these arguments"),

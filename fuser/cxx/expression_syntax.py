@@ -189,7 +189,8 @@ def read_declarator(
             return read_declarator(reader, inner, PointerType(place, base))
         case "reference_declarator":
             inner = next((child for child in node.named_children if child.type != "type_qualifier"), None)
-            return read_declarator(reader, inner, ReferenceType(place, base, is_const))
+            reference = ReferenceType(place, base, is_const, has_word(node, "&&"))
+            return read_declarator(reader, inner, reference)
         case "array_declarator":
             size = node.child_by_field_name("size")
             array = ArrayType(place, base, None if size is None else read_expression(reader, size))

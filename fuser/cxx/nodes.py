@@ -106,6 +106,8 @@ class ReferenceType(TypeSyntax):
 
     target: TypeSyntax
     is_const: bool
+    # ``&&``, which a value without a place may be bound to.
+    is_rvalue: bool = False
 
 
 @dataclass(frozen=True, slots=True)

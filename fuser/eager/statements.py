@@ -57,6 +57,10 @@ def _declare(state: State, item: Declarator) -> Location:
         location = locate(state, value)
         if not isinstance(location, Fixed):
             return location
+        if not (spelled.is_const or spelled.is_rvalue or isinstance(location.thing, Closure)):
+            # C++ has a place there, which others may write to.
+            PLACE.set(item.place)
+            raise NoTranslation("a reference to what a function returns")
         return Fixed(convert_implicitly(state, location.thing, resolve(state, spelled)), state.mask)
     if isinstance(spelled, ArrayType) and spelled.size is None and isinstance(value, InitList):
         kind: CppType = ArrayOf(resolve(state, spelled.element), len(value.values))
