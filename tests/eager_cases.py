@@ -539,6 +539,18 @@ CONSTRUCTS: tuple[Construct, ...] = (
         is_total=False,
     ),
     one(
+        "struct_that_names_itself",
+        "D<T> a(x, T(1)), s(T(0)); for (int i = 0; i < 3; ++i) s += a * a + D<T>(T(i)); s *= a; "
+        "if (x > T(0)) s.set(x); return s.d + s.both();",
+        "template <typename T> struct D { T v, d; D(T v_, T d_ = T(0)) : v(v_), d(d_) {} "
+        "D operator*(const D& o) const { return D(v * o.v, v * o.d + d * o.v); } "
+        "D operator+(const D& o) const { return {v + o.v, d + o.d}; } "
+        "D& operator+=(const D& o) { v += o.v; d += o.d; return *this; } "
+        "D& operator*=(const D& o) { *this = *this * o; return *this; } "
+        "D& set(T v) { this->v = v; return *this; } "
+        "T both() const { auto sum = [this](T k) { return this->v * k + d; }; return sum(T(2)); } };",
+    ),
+    one(
         "array_in_struct",
         "V<T> v = {{x, T(1), T(2)}}; V<T> w = scaled(v, T(3)); bump(v); return v.v[0] + w.v[0] * w.v[2];",
         "template <typename T> struct V { T v[3]; }; template <typename T> V<T> scaled(V<T> a, T s) { for (int "

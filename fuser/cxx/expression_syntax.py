@@ -365,6 +365,7 @@ EXPRESSIONS: Mapping[str, Callable[[Reader, tree_sitter.Node], Expression | Piec
     "identifier": _name,
     "field_identifier": _name,
     "type_identifier": _name,
+    "this": lambda reader, node: Name(reader.place(node), "this"),
     "type_descriptor": _taken_for_type,
     "template_function": _template,
     "template_type": _template,

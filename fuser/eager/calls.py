@@ -299,6 +299,7 @@ def construct(state: State, kind: ClassType, operands: Sequence[Location]) -> Th
 def members_of(state: State, base: Location, kind: ClassType) -> Scope:
     """Return what the functions of an object see."""
     fields = {name: base.part(number) for number, name in enumerate(kind.fields)}
+    fields["this"] = Fixed(Pointer((base,), constant(0, torch.int64), kind))
     return Scope(class_scope(state, kind.struct, dict(kind.bindings)), fields)
 
 
