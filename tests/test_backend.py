@@ -180,6 +180,19 @@ def test_dynamic_sizes_compile_once() -> None:
     assert fuser.n_compiled_kernels() == before
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_integers_join_no_group_for_an_op_of_theirs_with_a_size(dynamic: bool) -> None:
+    """What has no kernel of their dtype is known before the first call, also where sizes are symbols."""
+    x = torch.randint(0, 100, (5, 7))
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return (x + 1) % x.shape[0] * 3
+
+    before = fuser.stats()["fallbacks"]
+    assert torch.equal(torch.compile(function, backend="fuser", dynamic=dynamic)(x), function(x))
+    assert fuser.stats()["fallbacks"] == before
+
+
 def test_functors_do_not_break_the_graph() -> None:
     axpy, wave, gelu = functor("axpy"), functor("wave"), functor("gelu")
 
