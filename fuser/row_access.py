@@ -45,8 +45,8 @@ ENOUGH_TILES = 132
 SHORTEST_PIECE = 512
 # Bytes that a thread reads side by side where its rows are neighbours.
 IN_FLIGHT_BYTES = 128
-# Results of columns that the threads of a block keep, which goes from row to row, and threads of a block at least, where
-# that are whole rows: the more there are, the fewer pieces. Measured on an H100.
+# Results of columns that the threads of a block keep, which goes from row to row, and how many threads it has where
+# they have a row together at most: the more there are, the fewer pieces. Measured on an H100.
 MOST_COLUMNS = 1 << 14
 PERSISTENT_BLOCK = 384
 # Vectors that a thread has at most.

@@ -251,6 +251,11 @@ CONSTRUCTS: tuple[Construct, ...] = (
         "bits_by_builtin",
         "unsigned u = __builtin_bit_cast(unsigned, float(x) + 1.0f); return T(__builtin_bit_cast(float, u & ~4095u));",
     ),
+    one(
+        "bits_by_memcpy",
+        "float y = float(x) + 1.0f; unsigned u; memcpy(&u, &y, sizeof(u)); u &= ~4095u; std::memcpy(&y, &u, 4); T z; "
+        "memcpy(&z, &x, sizeof(T)); return T(y) + z;",
+    ),
     one("bits_by_reinterpret", "float y = float(x); int i = *reinterpret_cast<int*>(&y); return T(i >> 23);"),
     # Functions
     one("helper", "return twice(x) + twice<T>(x);", "template <typename T> T twice(T v) { return v * T(2); }"),

@@ -617,8 +617,9 @@ def test_every_name_of_the_prelude_is_known() -> None:
     files = ("cpu_mvec.h", "cpu_math.h", "cuda_math.h", "core.h", "cpu.h", "complex.h")
     names = {name for file in files for block in load_blocks(file) for name in block.names}
     offered = {name for name in names if not name.startswith(("fuser_", "FUSER_"))} | set(COMPLEX) - {"complex"}
-    # Statements, and a name of std:: that is asked for with its namespace.
-    assert {name for name in offered if not functions.is_known(name)} == {"assert", "printf", "clamp"}
+    # Statements, what deals with memory, and a name of std:: that is asked for with its namespace.
+    beside_numbers = {"assert", "printf", "memcpy", "memset", "NULL"}
+    assert {name for name in offered if not functions.is_known(name)} == {*beside_numbers, "clamp"}
     with pytest.raises(KeyError):
         call("no_such_function", [])
     with pytest.raises(TypeError, match="atan2 takes 2 arguments, got 1"):

@@ -298,6 +298,13 @@ FORMS = [
         lambda x: -x,
     ),
     Form(
+        "memory of variables",
+        "template <typename T> T f(T x) { const float* p = NULL; float y = float(x), a[2]; unsigned i;\n"
+        "  memcpy(&i, &y, sizeof(i)); i ^= 0x80000000u; std::memcpy(&y, &i, 4); memset(a, 0, sizeof(a));\n"
+        "  if (p == NULL) p = a; return T(y + p[1]); }",
+        lambda x: -x,
+    ),
+    Form(
         "inline and static",
         "template <typename T> static inline T f(T x) { return std::exp(x) + ::min(x, T(0)); }",
         lambda x: x.exp() + x.clamp(max=0),

@@ -173,6 +173,9 @@ def math_statements() -> dict[str, str]:
     checks |= {call.partition("(")[0]: is_type(call, result) for call, result in casts.items()}
     checks["printf"] = 'printf("%d", i);'
     checks["assert"] = "assert(i == i);"
+    checks["memcpy"] = "memcpy(&i, &f, sizeof(i)); std::memcpy(&u, &f, 4);"
+    checks["memset"] = "memset(&i, 0, sizeof(i)); std::memset(&u, 0, 4);"
+    checks["NULL"] = "{ const float* nothing = NULL; sink += nothing == NULL; }"
     return checks
 
 

@@ -10,7 +10,7 @@ from fuser.cxx.functor import MATH_FUNCTIONS
 from fuser.cxx.nodes import Call, Expression, Member, Name, NamedType, TypeSyntax
 from fuser.eager.calls import call_functions, members_of, write
 from fuser.eager.data import PLACE, Value, constant
-from fuser.eager.locations import find_limit_named, follow, point_at
+from fuser.eager.locations import find_limit_named, follow, point_at, pun
 from fuser.eager.math import functions
 from fuser.eager.promotion import convert
 from fuser.eager.resolve import resolve
@@ -19,13 +19,15 @@ from fuser.eager.storage import Closure, Location, NoTranslation, Thing
 from fuser.eager.types import ClassType, describe_type
 from fuser.eager.walk import class_scope, evaluate, locate, number_of
 
-__all__ = ["IGNORED", "call"]
+__all__ = ["BESIDE_NUMBERS", "call"]
 
 # Functions that write through pointers, and how many of them (the last arguments).
 _WRITERS = {"frexp": 1, "modf": 1, "remquo": 1, "sincos": 2, "sincospi": 2}
 _IN_STD = frozenset({"max", "min", "clamp"})
 # Functions that say something and compute nothing.
-IGNORED = frozenset({"assert", "printf", "__builtin_assume", "__syncthreads"})
+_IGNORED = frozenset({"assert", "printf", "__builtin_assume", "__syncthreads"})
+# Functions that are no functions of numbers.
+BESIDE_NUMBERS = _IGNORED | {"memcpy"}
 
 
 def call(state: State, node: Call) -> Thing:
@@ -122,12 +124,25 @@ def _complex_part(state: State, node: Call, base: Location, name: str) -> Thing:
     return constant(0, torch.int32)
 
 
+def _copy_bits(state: State, node: Call) -> Thing:
+    # As one number of another type reads the bits of a number: memcpy(&i, &x, sizeof(i)).
+    to, source = (point_at(state, follow(state, item)) for item in node.arguments[:2])
+    count = number_of(state, node.arguments[2])
+    PLACE.set(node.place)
+    if not isinstance(to.type, torch.dtype) or not count.is_constant or count.data != to.type.itemsize:
+        raise NoTranslation("memcpy of anything but one number")
+    write(state, to, (source if source.type == to.type else pun(source, to.type)).load(state))
+    return constant(0, torch.int32)
+
+
 def _call_builtin(state: State, node: Call, function: Name) -> Thing:
     name = function.name
-    if name in IGNORED:
+    if name in _IGNORED:
         return constant(0, torch.int32)
     if name in {"nan", "nanf"}:
         return functions.call(name, [])
+    if name == "memcpy":
+        return _copy_bits(state, node)
     writers = next((count for base, count in _WRITERS.items() if name in {base, f"{base}f"}), 0)
     given = node.arguments[: len(node.arguments) - writers]
     values = [number_of(state, item) for item in given]

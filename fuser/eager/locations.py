@@ -21,7 +21,7 @@ from fuser.eager.types import ArrayOf, ClassType, CppType, LimitsOf, describe_ty
 from fuser.eager.values import binary, negate
 from fuser.eager.walk import class_scope, evaluate, locate, number_of, truth_of
 
-__all__ = ["LOCATE", "advance", "find_limit_named", "follow", "point_at"]
+__all__ = ["LOCATE", "advance", "find_limit_named", "follow", "point_at", "pun"]
 
 # The function that gives the bits of a type.
 _BIT_CASTS = {
@@ -138,7 +138,7 @@ def advance(pointer: Pointer, operator: str, count: Value) -> Pointer:
 def point_at(state: State, pointer: Pointer) -> Location:
     """Return what a pointer points at."""
     found = _element_at(state, pointer.targets, pointer.offset, pointer.element)
-    return found if pointer.view is None else _pun(found, pointer.view)
+    return found if pointer.view is None else pun(found, pointer.view)
 
 
 def _element_at(state: State, targets: Sequence[Location], index: Value, kind: CppType) -> Location:
@@ -159,7 +159,8 @@ def _element_at(state: State, targets: Sequence[Location], index: Value, kind: C
     return Choice(options)
 
 
-def _pun(location: Location, kind: torch.dtype) -> Location:
+def pun(location: Location, kind: torch.dtype) -> Location:
+    """Return a location as one of another type of the same size, whose bits it has."""
     source = location.type
     if not isinstance(source, torch.dtype) or source.itemsize != kind.itemsize:
         raise NoTranslation(f"a {describe_type(source)} read as {describe_type(kind)}")

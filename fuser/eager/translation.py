@@ -15,7 +15,7 @@ from fuser.cxx.functor import Functor, Role
 from fuser.cxx.statements import Program
 from fuser.cxx.syntax import parse_program
 from fuser.dtypes import dtype_info, number_dtype
-from fuser.eager.call_expressions import IGNORED
+from fuser.eager.call_expressions import BESIDE_NUMBERS
 from fuser.eager.data import (
     PLACE,
     WHOLE_FUNCTIONS,
@@ -188,7 +188,7 @@ def _interpret(
 
 def _check_externals(functor: Functor, program: Program) -> None:
     for name, place in program.externals.items():
-        if name not in IGNORED and not functions.is_known(name) and not functions.is_known(f"std::{name}"):
+        if name not in BESIDE_NUMBERS and not functions.is_known(name) and not functions.is_known(f"std::{name}"):
             raise UntranslatableError(functor.source, *place, f"the function {name!r}")
 
 

@@ -90,6 +90,15 @@ FUSER_INLINE double __hiloint2double(int hi, int lo) {
   return fuser_bit_cast<double>(high << 32 | low);
 }
 
+//@ memcpy
+extern "C" void* memcpy(void*, const void*, size_t) noexcept;
+
+//@ memset
+extern "C" void* memset(void*, int, size_t) noexcept;
+
+//@ NULL
+#define NULL __null
+
 //@ printf
 extern "C" int printf(const char*, ...);
 

@@ -6,6 +6,8 @@
 
 //@ sincos sincosf sincospi sincospif
 
+//@ memcpy memset
+
 //@ each FUSER_PROMOTE_1:  acos acosh asin asinh atan atanh cbrt ceil cos cosh cospi cyl_bessel_i0 cyl_bessel_i1 erf
 //@ each FUSER_PROMOTE_1: erfc erfcinv  erfcx erfinv exp exp10 exp2 expm1 fabs floor ilogb j0 j1 lgamma llrint llround
 //@ each FUSER_PROMOTE_1: log  log10 log1p log2 logb lrint lround nearbyint normcdf normcdfinv rcbrt rint round rsqrt
