@@ -470,7 +470,7 @@ def test_integer_functions_equal_compiled_ones() -> None:
     gives = {"f": "__float_as_int({})", "d": "__double_as_longlong({})"}
     expressions = {}
     for name, kinds in takes.items():
-        arguments = ", ".join(f"({CPP[LETTERS[k]]}){a}" for k, a in zip(kinds, "xy", strict=False))
+        arguments = ", ".join(f"({CPP[LETTERS[k]]}){a}" for k, a in zip(kinds, "xyx", strict=False))
         result = BITS[name][1] if name in BITS else "l"
         expressions[name] = gives.get(result, "{}").format(f"{name}({arguments})")
     expressions |= {f"abs {t}": f"abs(({t})x)" for t in ("int", "int64_t", "uint64_t", "int16_t")}
@@ -484,7 +484,7 @@ def test_integer_functions_equal_compiled_ones() -> None:
         elif name == "int2float":
             found = call("__int2float_rn", [value(x)])
         else:
-            found = call(name, [value(x), value(y)][: len(takes[name])])
+            found = call(name, [value(x), value(y), value(x)][: len(takes[name])])
         if found.dtype in FLOATS:
             found = call("__float_as_int" if found.dtype is torch.float32 else "__double_as_longlong", [found])
         nan = found.dtype is torch.int64 and name == "__longlong_as_double"
@@ -518,6 +518,26 @@ def test_float_bits_and_saturating_conversions() -> None:
     }.items():  # fmt: skip
         got = [call(name, [constant(n, torch.float64)]).data for n in (-2.5, 2.75, 1e30, -INF, NAN)]
         assert got == want, name
+
+
+@pytest.mark.cpu
+@pytest.mark.filterwarnings("ignore::fuser.errors.FallbackWarning")
+def test_conversions_as_kernels_have_them() -> None:
+    numbers = torch.cat([sample(torch.float32).double(), torch.tensor([2.0**63, -(2.0**63), 2.0**64, 2.0**32 - 0.5])])
+    names = [
+        f"__{source}2{target}_{mode}"
+        for source in ("float", "double")
+        for target in ("int", "uint", "ll", "ull")
+        for mode in ("rn", "rz", "rd", "ru")
+    ]
+    for name in names:
+        functor = fuser.create_jit_fn(f"template <typename T> long long f(T x) {{ return (long long){name}(x); }}")
+        kernels = functor(numbers)
+        before = fuser.override_can_fuse_on_cpu(False)
+        try:
+            assert torch.equal(kernels, functor(numbers)), name
+        finally:
+            fuser.override_can_fuse_on_cpu(before)
 
 
 # ---- complex numbers ----
@@ -613,12 +633,17 @@ def test_complex_powers() -> None:
 # ---- the table of names ----
 
 
+VECTORS = {f"{sign}{kind}" for kind in ("char", "short", "int", "long", "longlong") for sign in ("", "u")}
+VECTORS |= {"float", "double"}
+
+
 def test_every_name_of_the_prelude_is_known() -> None:
     files = ("cpu_mvec.h", "cpu_math.h", "cuda_math.h", "core.h", "cpu.h", "complex.h")
     names = {name for file in files for block in load_blocks(file) for name in block.names}
     offered = {name for name in names if not name.startswith(("fuser_", "FUSER_"))} | set(COMPLEX) - {"complex"}
     # Statements, what deals with memory, and a name of std:: that is asked for with its namespace.
     beside_numbers = {"assert", "printf", "memcpy", "memset", "NULL"}
+    beside_numbers |= {name for name in offered if name[-1] in "1234" and name.removeprefix("make_")[:-1] in VECTORS}
     assert {name for name in offered if not functions.is_known(name)} == {*beside_numbers, "clamp"}
     with pytest.raises(KeyError):
         call("no_such_function", [])

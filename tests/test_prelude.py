@@ -160,7 +160,24 @@ def math_statements() -> dict[str, str]:
         "__longlong_as_double(l)": "double",
     }
     casts |= {"__double2hiint(d)": "int", "__double2loint(d)": "int", "__hiloint2double(i, i)": "double"}
-    casts |= {f"__float2int_{mode}(f)": "int" for mode in ("rn", "rz", "rd", "ru")} | {"__int2float_rn(i)": "float"}
+    types = {"int": "int", "uint": "unsigned", "ll": "long long", "ull": "unsigned long long"}
+    casts |= {
+        f"__{source}2{short}_{mode}({source[0]})": kind
+        for source in ("float", "double")
+        for short, kind in types.items()
+        for mode in ("rn", "rz", "rd", "ru")
+    }
+    given = {"int": "i", "uint": "u", "ll": "l", "ull": "ul", "double": "d"}
+    casts |= {
+        f"__{short}2{target}_rn({name})": target
+        for short, name in given.items()
+        for target in ("float", "double")
+        if short != target
+    }
+    casts |= dict.fromkeys(("__mul24(i, i)", "__hadd(i, i)", "__rhadd(i, i)"), "int")
+    joined = [f"__funnelshift_{way}(u, u, u)" for way in ("l", "lc", "r", "rc")]
+    unsigned = ("__umul24(u, u)", "__byte_perm(u, u, u)", "__sad(i, i, u)", "__usad(u, u, u)", "__uhadd(u, u)")
+    casts |= dict.fromkeys([*joined, *unsigned, "__urhadd(u, u)"], "unsigned")
     casts |= {"__popc(u)": "int", "__popcll(ul)": "int", "__clz(i)": "int", "__clzll(l)": "int", "__ffs(i)": "int"}
     casts |= {
         "__ffsll(l)": "int",
@@ -175,6 +192,11 @@ def math_statements() -> dict[str, str]:
     checks["assert"] = "assert(i == i);"
     checks["memcpy"] = "memcpy(&i, &f, sizeof(i)); std::memcpy(&u, &f, 4);"
     checks["memset"] = "memset(&i, 0, sizeof(i)); std::memset(&u, 0, 4);"
+    for kind in ("char", "short", "int", "long", "longlong"):
+        for name in (kind, f"u{kind}"):
+            checks[f"{name}1"] = f"{{ {name}4 four = make_{name}4(1, 2, 3, 4); sink += four.w + make_{name}1(i).x; }}"
+    for name in ("float", "double"):
+        checks[f"{name}1"] = f"{{ {name}3 three{{1, 2, 3}}; sink += three.z + make_{name}2(f, f).y; }}"
     checks["NULL"] = "{ const float* nothing = NULL; sink += nothing == NULL; }"
     return checks
 
@@ -768,7 +790,10 @@ SPECIAL = {
     "lrint(@a) + llround(@a)": {2.5: 5.0},
     "ilogb(@a)": {8.0: 3.0, 0.3: -2.0},
     "ldexp(@a, 3)": {1.5: 12.0},
-    "__float2int_rn(@a)": {2.5: 2.0, NAN: 0.0, 3e9: 2147483648.0},
+    "__float2int_rn(@a)": {2.5: 2.0, NAN: 0.0, 3e9: 2147483648.0, -3e9: -2147483648.0, -INF: -2147483648.0},
+    "__float2uint_rz(@a)": {2.5: 2.0, NAN: 0.0, 5e9: 4294967296.0, -3.0: 0.0},
+    "__byte_perm((unsigned)@a, 0x01020304u, 0x5430u)": {171.0: float(0x030400AB)},
+    "__funnelshift_l((unsigned)@a, 0x80000001u, 33)": {5.0: 2.0},
     "__clz((int)@a) + 100 * __ffs((int)@a) + 10000 * __popc((unsigned)@a)": {0.0: 32.0, 12.0: 28.0 + 300 + 20000},
     "__brev((unsigned)@a) / 65536.0": {1.0: 32768.0, 3.0: 49152.0},
     "__umulhi((unsigned)@a, 0x80000000u)": {5.0: 2.0},

@@ -99,6 +99,54 @@ extern "C" void* memset(void*, int, size_t) noexcept;
 //@ NULL
 #define NULL __null
 
+//@ FUSER_VECTORS
+// CUDA's vector types, which are no more than their fields.
+#define FUSER_VECTORS(name, T) \
+  struct name##1 { T x; }; \
+  struct name##2 { T x, y; }; \
+  struct name##3 { T x, y, z; }; \
+  struct name##4 { T x, y, z, w; }; \
+  FUSER_INLINE name##1 make_##name##1(T x) { return {x}; } \
+  FUSER_INLINE name##2 make_##name##2(T x, T y) { return {x, y}; } \
+  FUSER_INLINE name##3 make_##name##3(T x, T y, T z) { return {x, y, z}; } \
+  FUSER_INLINE name##4 make_##name##4(T x, T y, T z, T w) { return {x, y, z, w}; }
+
+//@ char1 make_char1 char2 make_char2 char3 make_char3 char4 make_char4
+FUSER_VECTORS(char, signed char)
+
+//@ uchar1 make_uchar1 uchar2 make_uchar2 uchar3 make_uchar3 uchar4 make_uchar4
+FUSER_VECTORS(uchar, unsigned char)
+
+//@ short1 make_short1 short2 make_short2 short3 make_short3 short4 make_short4
+FUSER_VECTORS(short, short)
+
+//@ ushort1 make_ushort1 ushort2 make_ushort2 ushort3 make_ushort3 ushort4 make_ushort4
+FUSER_VECTORS(ushort, unsigned short)
+
+//@ int1 make_int1 int2 make_int2 int3 make_int3 int4 make_int4
+FUSER_VECTORS(int, int)
+
+//@ uint1 make_uint1 uint2 make_uint2 uint3 make_uint3 uint4 make_uint4
+FUSER_VECTORS(uint, unsigned int)
+
+//@ long1 make_long1 long2 make_long2 long3 make_long3 long4 make_long4
+FUSER_VECTORS(long, long)
+
+//@ ulong1 make_ulong1 ulong2 make_ulong2 ulong3 make_ulong3 ulong4 make_ulong4
+FUSER_VECTORS(ulong, unsigned long)
+
+//@ longlong1 make_longlong1 longlong2 make_longlong2 longlong3 make_longlong3 longlong4 make_longlong4
+FUSER_VECTORS(longlong, long long)
+
+//@ ulonglong1 make_ulonglong1 ulonglong2 make_ulonglong2 ulonglong3 make_ulonglong3 ulonglong4 make_ulonglong4
+FUSER_VECTORS(ulonglong, unsigned long long)
+
+//@ float1 make_float1 float2 make_float2 float3 make_float3 float4 make_float4
+FUSER_VECTORS(float, float)
+
+//@ double1 make_double1 double2 make_double2 double3 make_double3 double4 make_double4
+FUSER_VECTORS(double, double)
+
 //@ printf
 extern "C" int printf(const char*, ...);
 

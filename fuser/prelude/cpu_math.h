@@ -591,27 +591,75 @@ FUSER_INLINE double __dsqrt_rn(double x) { return __builtin_sqrt(x); }
 //@ __fma_rn
 FUSER_INLINE double __fma_rn(double x, double y, double z) { return __builtin_fma(x, y, z); }
 
-//@ FUSER_SATURATE
-// As the CUDA instructions: out of range saturates, NaN gives 0.
-template <typename From> FUSER_INLINE int fuser_saturate_int(From v) {
-  return v >= static_cast<From>(2147483648.0) ? 2147483647 : v != v ? 0 : static_cast<int>(v);
+//@ FUSER_CONVERTS
+// As the CUDA instructions: out of range saturates, NaN gives 0, in 64 bits the highest one.
+template <typename To, typename From> FUSER_INLINE To fuser_saturate(From v) {
+  constexpr bool is_signed = static_cast<To>(-1) < static_cast<To>(0);
+  constexpr To most = static_cast<To>(~0ull >> (64 - 8 * sizeof(To) + is_signed));
+  constexpr From half = static_cast<From>(1ull << (8 * sizeof(To) - 1 - is_signed));
+  constexpr From least = is_signed ? -2 * half : From(0);
+  // What no conversion is defined for is not converted.
+  const From inside = (v >= least) & (v < 2 * half) ? v : From(0);
+  const To outside = v != v ? sizeof(To) == 8 ? static_cast<To>(1ull << 63) : To(0)
+                     : v > least ? most : v < least ? static_cast<To>(least) : To(0);
+  return inside == v ? static_cast<To>(inside) : outside;
 }
-#define FUSER_SATURATE(x) fuser_saturate_int(x)
+#define FUSER_CONVERTS(From, from, f, To, to) \
+  FUSER_INLINE To __##from##2##to##_rn(From x) { return fuser_saturate<To>(__builtin_rint##f(x)); } \
+  FUSER_INLINE To __##from##2##to##_rz(From x) { return fuser_saturate<To>(__builtin_trunc##f(x)); } \
+  FUSER_INLINE To __##from##2##to##_rd(From x) { return fuser_saturate<To>(__builtin_floor##f(x)); } \
+  FUSER_INLINE To __##from##2##to##_ru(From x) { return fuser_saturate<To>(__builtin_ceil##f(x)); }
 
-//@ __float2int_rn
-FUSER_INLINE int __float2int_rn(float x) { return FUSER_SATURATE(__builtin_rintf(x)); }
+//@ __float2int_rn __float2int_rz __float2int_rd __float2int_ru
+FUSER_CONVERTS(float, float, f, int, int)
 
-//@ __float2int_rz
-FUSER_INLINE int __float2int_rz(float x) { return FUSER_SATURATE(x); }
+//@ __float2uint_rn __float2uint_rz __float2uint_rd __float2uint_ru
+FUSER_CONVERTS(float, float, f, unsigned, uint)
 
-//@ __float2int_rd
-FUSER_INLINE int __float2int_rd(float x) { return FUSER_SATURATE(__builtin_floorf(x)); }
+//@ __float2ll_rn __float2ll_rz __float2ll_rd __float2ll_ru
+FUSER_CONVERTS(float, float, f, long long, ll)
 
-//@ __float2int_ru
-FUSER_INLINE int __float2int_ru(float x) { return FUSER_SATURATE(__builtin_ceilf(x)); }
+//@ __float2ull_rn __float2ull_rz __float2ull_rd __float2ull_ru
+FUSER_CONVERTS(float, float, f, unsigned long long, ull)
+
+//@ __double2int_rn __double2int_rz __double2int_rd __double2int_ru
+FUSER_CONVERTS(double, double, , int, int)
+
+//@ __double2uint_rn __double2uint_rz __double2uint_rd __double2uint_ru
+FUSER_CONVERTS(double, double, , unsigned, uint)
+
+//@ __double2ll_rn __double2ll_rz __double2ll_rd __double2ll_ru
+FUSER_CONVERTS(double, double, , long long, ll)
+
+//@ __double2ull_rn __double2ull_rz __double2ull_rd __double2ull_ru
+FUSER_CONVERTS(double, double, , unsigned long long, ull)
 
 //@ __int2float_rn
 FUSER_INLINE float __int2float_rn(int x) { return static_cast<float>(x); }
+
+//@ __int2double_rn
+FUSER_INLINE double __int2double_rn(int x) { return static_cast<double>(x); }
+
+//@ __uint2float_rn
+FUSER_INLINE float __uint2float_rn(unsigned x) { return static_cast<float>(x); }
+
+//@ __uint2double_rn
+FUSER_INLINE double __uint2double_rn(unsigned x) { return static_cast<double>(x); }
+
+//@ __ll2float_rn
+FUSER_INLINE float __ll2float_rn(long long x) { return static_cast<float>(x); }
+
+//@ __ll2double_rn
+FUSER_INLINE double __ll2double_rn(long long x) { return static_cast<double>(x); }
+
+//@ __ull2float_rn
+FUSER_INLINE float __ull2float_rn(unsigned long long x) { return static_cast<float>(x); }
+
+//@ __ull2double_rn
+FUSER_INLINE double __ull2double_rn(unsigned long long x) { return static_cast<double>(x); }
+
+//@ __double2float_rn
+FUSER_INLINE float __double2float_rn(double x) { return static_cast<float>(x); }
 
 //@ __popc
 FUSER_INLINE int __popc(unsigned x) { return __builtin_popcount(x); }
@@ -652,6 +700,75 @@ FUSER_INLINE unsigned __umulhi(unsigned x, unsigned y) {
 
 //@ __mulhi
 FUSER_INLINE int __mulhi(int x, int y) { return static_cast<int>(static_cast<long long>(x) * y >> 32); }
+
+//@ __mul24
+FUSER_INLINE int __mul24(int x, int y) {
+  const long long a = static_cast<int>(static_cast<unsigned>(x) << 8) >> 8;
+  return static_cast<int>(a * (static_cast<int>(static_cast<unsigned>(y) << 8) >> 8));
+}
+
+//@ __umul24
+FUSER_INLINE unsigned __umul24(unsigned x, unsigned y) { return (x & 0xffffffu) * (y & 0xffffffu); }
+
+//@ fuser_joined
+FUSER_INLINE unsigned long long fuser_joined(unsigned low, unsigned high) {
+  return static_cast<unsigned long long>(high) << 32 | low;
+}
+
+//@ __funnelshift_l
+FUSER_INLINE unsigned __funnelshift_l(unsigned low, unsigned high, unsigned n) {
+  return static_cast<unsigned>(fuser_joined(low, high) << (n & 31u) >> 32);
+}
+
+//@ __funnelshift_lc
+FUSER_INLINE unsigned __funnelshift_lc(unsigned low, unsigned high, unsigned n) {
+  return static_cast<unsigned>(fuser_joined(low, high) << (n < 32u ? n : 32u) >> 32);
+}
+
+//@ __funnelshift_r
+FUSER_INLINE unsigned __funnelshift_r(unsigned low, unsigned high, unsigned n) {
+  return static_cast<unsigned>(fuser_joined(low, high) >> (n & 31u));
+}
+
+//@ __funnelshift_rc
+FUSER_INLINE unsigned __funnelshift_rc(unsigned low, unsigned high, unsigned n) {
+  return static_cast<unsigned>(fuser_joined(low, high) >> (n < 32u ? n : 32u));
+}
+
+//@ __byte_perm
+FUSER_INLINE unsigned __byte_perm(unsigned low, unsigned high, unsigned which) {
+  unsigned made = 0;
+  for (int slot = 0; slot < 4; ++slot) {
+    const unsigned from = which >> 4 * slot & 7u;
+    made |= static_cast<unsigned>(fuser_joined(low, high) >> 8 * from & 255u) << 8 * slot;
+  }
+  return made;
+}
+
+//@ __sad
+FUSER_INLINE unsigned __sad(int x, int y, unsigned z) {
+  const long long difference = static_cast<long long>(x) - y;
+  return static_cast<unsigned>(difference < 0 ? -difference : difference) + z;
+}
+
+//@ __usad
+FUSER_INLINE unsigned __usad(unsigned x, unsigned y, unsigned z) { return (x < y ? y - x : x - y) + z; }
+
+//@ __hadd
+FUSER_INLINE int __hadd(int x, int y) { return static_cast<int>((static_cast<long long>(x) + y) >> 1); }
+
+//@ __rhadd
+FUSER_INLINE int __rhadd(int x, int y) { return static_cast<int>((static_cast<long long>(x) + y + 1) >> 1); }
+
+//@ __uhadd
+FUSER_INLINE unsigned __uhadd(unsigned x, unsigned y) {
+  return static_cast<unsigned>((static_cast<unsigned long long>(x) + y) >> 1);
+}
+
+//@ __urhadd
+FUSER_INLINE unsigned __urhadd(unsigned x, unsigned y) {
+  return static_cast<unsigned>((static_cast<unsigned long long>(x) + y + 1) >> 1);
+}
 
 //@ __umul64hi
 FUSER_INLINE unsigned long long __umul64hi(unsigned long long x, unsigned long long y) {

@@ -110,6 +110,49 @@ def _high_signed_64(x: Term, y: Term) -> Term:
     return (_high_64(u, v) - where(x < 0, v, 0) - where(y < 0, u, 0)).to(torch.int64)
 
 
+def _signed_24(x: Term) -> Term:
+    return ((x.to(torch.int64) & 0xFFFFFF) ^ 0x800000) - 0x800000
+
+
+def _product_24(x: Term, y: Term) -> Term:
+    return (_signed_24(x) * _signed_24(y)).to(torch.int32)
+
+
+def _unsigned_product_24(x: Term, y: Term) -> Term:
+    return ((x.to(torch.int64) & 0xFFFFFF) * (y.to(torch.int64) & 0xFFFFFF)).to(torch.uint32)
+
+
+# ---- several numbers at once ----
+
+
+def _joined(low: Term, high: Term) -> Term:
+    return (high.to(torch.uint64) << 32) | low.to(torch.uint64)
+
+
+def _funnel(low: Term, high: Term, count: Term, *, leftwards: bool, clamps: bool) -> Term:
+    n = count.to(torch.uint64)
+    n = where(n < 32, n, constant_of(32, n)) if clamps else n & 31
+    whole = _joined(low, high)
+    return ((whole << n) >> 32 if leftwards else whole >> n).to(torch.uint32)
+
+
+def _permute_bytes(low: Term, high: Term, which: Term) -> Term:
+    whole, chosen = _joined(low, high), which.to(torch.uint64)
+    made = (whole >> ((chosen & 7) * 8)) & 0xFF
+    for slot in (1, 2, 3):
+        made = made | (((whole >> (((chosen >> 4 * slot) & 7) * 8)) & 0xFF) << 8 * slot)
+    return made.to(torch.uint32)
+
+
+def _sum_of_differences(x: Term, y: Term, z: Term) -> Term:
+    difference = x.to(torch.int64) - y.to(torch.int64)
+    return (where(difference < 0, -difference, difference) + z.to(torch.int64)).to(torch.uint32)
+
+
+def _average(x: Term, y: Term, dtype: torch.dtype, carry: int) -> Term:
+    return ((x.to(torch.int64) + y.to(torch.int64) + carry) >> 1).to(dtype)
+
+
 # ---- bit casts ----
 
 
@@ -190,6 +233,19 @@ BITS: dict[str, tuple[str, str, Callable[..., Term]]] = {
     "__mulhi": ("ii", "i", _high_signed),
     "__umul64hi": ("UU", "U", _high_64),
     "__mul64hi": ("ll", "l", _high_signed_64),
+    "__mul24": ("ii", "i", _product_24),
+    "__umul24": ("uu", "u", _unsigned_product_24),
+    "__funnelshift_l": ("uuu", "u", partial(_funnel, leftwards=True, clamps=False)),
+    "__funnelshift_lc": ("uuu", "u", partial(_funnel, leftwards=True, clamps=True)),
+    "__funnelshift_r": ("uuu", "u", partial(_funnel, leftwards=False, clamps=False)),
+    "__funnelshift_rc": ("uuu", "u", partial(_funnel, leftwards=False, clamps=True)),
+    "__byte_perm": ("uuu", "u", _permute_bytes),
+    "__sad": ("iiu", "u", _sum_of_differences),
+    "__usad": ("uuu", "u", _sum_of_differences),
+    "__hadd": ("ii", "i", partial(_average, dtype=torch.int32, carry=0)),
+    "__rhadd": ("ii", "i", partial(_average, dtype=torch.int32, carry=1)),
+    "__uhadd": ("uu", "u", partial(_average, dtype=torch.uint32, carry=0)),
+    "__urhadd": ("uu", "u", partial(_average, dtype=torch.uint32, carry=1)),
     **{
         f"__{source}2{target}_{mode}": (_LETTERS[source], letter, _saturate(rounded, dtype))
         for source in ("float", "double")
