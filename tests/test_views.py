@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from functors import draw
+from graph_checks import compare, trace
 from reduction_cases import VALUE, largest, total
 
 import fuser
@@ -179,6 +180,19 @@ def test_layouts_are_torchs(op: str) -> None:
             assert got.shape == other.shape
             assert got.stride() == other.stride()
             assert torch.equal(got, other)
+
+
+@pytest.mark.parametrize("shape", [(4, 1), (1, 1, 4, 1, 1)])
+def test_dimensions_of_size_1_have_torchs_strides_where_those_of_a_tensor_are_odd(shape: tuple[int, ...]) -> None:
+    """What is computed has them, too."""
+    x, y = draw((1, 1, 4), torch.float32), draw((1,), torch.float32)
+
+    def write(call: Callable[..., Any], x: Any, y: Any) -> Any:
+        aten = torch.ops.aten
+        turned = call(aten.permute.default, call(aten.neg.default, x), [0, 2, 1])
+        return call(aten.add.Tensor, call(aten.view.default, turned, shape), y)
+
+    assert compare(trace(write, [x, y]), [x, y], [], 0) == 1
 
 
 def test_wrong_views() -> None:

@@ -76,7 +76,12 @@ def bind_reshape(input: Any, *shape: Any) -> tuple[Function, ...]:  # noqa: A002
     if own == wanted or [size for size in own if size != 1] != [size for size in wanted if size != 1]:
         return ()
     gone, new = (tuple(dim for dim, size in enumerate(sizes) if size == 1) for sizes in (own, wanted))
-    return tuple(view_function(op, dims) for op, dims in (("squeeze", gone), ("unsqueeze", new)) if dims)
+    functions = tuple(view_function(op, dims) for op, dims in (("squeeze", gone), ("unsqueeze", new)) if dims)
+    # The strides of dimensions of size 1 go on to what is computed of them, and torch's are others where the tensor's
+    # own are odd, as those of a permuted one.
+    bare = torch.empty_strided(own, value.stride(), device="meta")
+    made = functools.reduce(lambda x, function: eager_view(function, x), functions, bare)
+    return functions if made.stride() == bare.view(wanted).stride() else ()
 
 
 def _is_one(size: Any) -> bool:
