@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from graph_checks import compare as compare_graphs
 from graph_checks import trace
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import fuser
 from fuser.compiler import register
@@ -203,6 +205,38 @@ def compare(function: Callable[..., Any], inputs: tuple[torch.Tensor, ...], laun
     for got, wanted in zip(*outcomes, strict=True):
         assert torch.equal(got, wanted)
         assert got.stride() == wanted.stride()
+
+
+BOUND: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]] = {
+    "a roll": (lambda x: torch.roll(x * 2, 1, 1) + 1, (draw(4, 6),), (draw(4, 8),)),
+    "a transposed tensor, rolled": (lambda x: torch.roll(x * 2, 1, 1) + 1, (draw(4, 6),), (draw(6, 4).t(),)),
+    "zeros": (lambda x, y: torch.zeros_like(x) + y * 2, (draw(4, 6), draw(4, 6)), (draw(4, 6).double(), draw(4, 6))),
+    "halves": (lambda x: F.glu(x * 2, 1) + 1, (draw(4, 6),), (draw(4, 8),)),
+    "a part written into": (
+        lambda x, y: torch.slice_scatter(x * 2, y * 3, 1, 2, 4) + 1,
+        (draw(4, 6), draw(4, 2)),
+        (draw(4, 8), draw(4, 2)),
+    ),
+    "a stack": (lambda x, y: torch.stack([x * 2, y], 1) + 1, (draw(4, 6), draw(4, 6)), (draw(5, 3), draw(5, 3))),
+    "a cat": (lambda x, y: torch.cat([x * 2, y], 1) + 1, (draw(4, 6), draw(4, 2)), (draw(5, 3), draw(5, 9))),
+}
+
+
+@pytest.mark.parametrize("name", BOUND)
+@pytest.mark.filterwarnings("ignore::fuser.errors.FallbackWarning")
+def test_a_graph_of_known_sizes_is_right_for_others(name: str) -> None:
+    function, inputs, others = BOUND[name]
+    plain = make_fx(function)(*inputs)
+    fused = fuser.fx.fuse_graph(make_fx(function)(*inputs))
+    for module in (fused, pickle.loads(pickle.dumps(fused))):
+        before = fuser.stats()
+        for given in (inputs, others, inputs):
+            found, wanted = module(*given), plain(*given)
+            assert found.dtype == wanted.dtype
+            assert torch.equal(found, wanted)
+            assert found.stride() == wanted.stride()
+        assert fuser.stats()["launches"] > before["launches"]
+        assert sum(fuser.stats()["fallbacks"].values()) - sum(before["fallbacks"].values()) == (name != "a cat")
 
 
 @pytest.mark.parametrize("ends", [(0, 13), (1, 13), (2, 11)])

@@ -17,7 +17,10 @@ from fuser.launcher import Replayer, called_in_c
 from fuser.library import split_inputs
 from fuser.route import call_anew
 
-__all__ = ["FusionCall", "FusionModule", "FusionNode"]
+__all__ = ["FusionCall", "FusionModule", "FusionNode", "Layouts", "find_layouts"]
+
+# Shape, strides and dtype of tensors; None for numbers.
+Layouts: TypeAlias = tuple[tuple[tuple[int, ...], tuple[int, ...], torch.dtype] | None, ...]
 
 
 @called_in_c
@@ -26,14 +29,24 @@ class FusionCall(Replayer):
 
     Attributes:
         learns_sizes: whether calls of other sizes may come, for which plans are worth being learnt from one another.
-        plain: what the group stands for, where its inputs may be no tensors: runs what is done to numbers alone.
+        plain: what the group stands for, where its inputs may be no tensors: runs what is done to numbers alone, and
+            what is done to other tensors than those that the group is for.
+        layouts: of the only inputs that the group is for; None: it is for any.
     """
 
-    def __init__(self, spec: KernelSpec, *, learns_sizes: bool = True, plain: PlainNodes | None = None) -> None:
+    def __init__(
+        self,
+        spec: KernelSpec,
+        *,
+        learns_sizes: bool = True,
+        plain: PlainNodes | None = None,
+        layouts: Layouts | None = None,
+    ) -> None:
         self.spec = spec
         self.text = spec.text
-        self.learns_sizes = learns_sizes
+        self.learns_sizes = learns_sizes and layouts is None
         self.plain = plain
+        self.layouts = layouts
         super().__init__((), ())
 
     def __call__(self, *inputs: Any, out: Any = None) -> Any:
@@ -51,15 +64,26 @@ class FusionCall(Replayer):
                 counters.count_fallback("numbers where an FX graph does not say that they are: example_inputs do")
             results = self.plain(*inputs)
             return results[0] if len(results) == 1 else results
+        if self.plain is not None and out is None and self.layouts not in (None, find_layouts(inputs)):
+            counters.count_fallback("a graph of other sizes, strides or dtypes: trace it with symbols for all")
+            results = self.plain(*inputs)
+            return results[0] if len(results) == 1 else results
         return call_anew(self.spec, inputs, self, inputs, None, out)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A spec holds locks and kernels; the text says everything.
-        return _load_call, (self.text, self.learns_sizes, self.plain)
+        return _load_call, (self.text, self.learns_sizes, self.plain, self.layouts)
 
 
-def _load_call(text: str, learns_sizes: bool, plain: PlainNodes | None) -> FusionCall:
-    return FusionCall(registered(text), learns_sizes=learns_sizes, plain=plain)
+def _load_call(text: str, learns_sizes: bool, plain: PlainNodes | None, layouts: Layouts | None) -> FusionCall:
+    return FusionCall(registered(text), learns_sizes=learns_sizes, plain=plain, layouts=layouts)
+
+
+def find_layouts(inputs: Sequence[Any]) -> Layouts:
+    """Return shape, strides and dtype of each tensor, None for a number."""
+    return tuple(
+        (tuple(item.shape), item.stride(), item.dtype) if isinstance(item, torch.Tensor) else None for item in inputs
+    )
 
 
 def _works_on_numbers(group: FusionGroup, inputs: Sequence[Any]) -> bool:
@@ -79,11 +103,17 @@ class FusionModule(torch.nn.Module):
 
     is_differentiated = False
 
-    def __init__(self, group: FusionGroup, node_names: Sequence[str] = (), plain: PlainNodes | None = None) -> None:
+    def __init__(
+        self,
+        group: FusionGroup,
+        node_names: Sequence[str] = (),
+        plain: PlainNodes | None = None,
+        layouts: Layouts | None = None,
+    ) -> None:
         super().__init__()
         self.group = group
         self.node_names = tuple(node_names)
-        self.run = FusionCall(register(group), plain=plain)
+        self.run = FusionCall(register(group), plain=plain, layouts=layouts)
 
     @property
     def spec(self) -> KernelSpec:
@@ -100,7 +130,7 @@ class FusionModule(torch.nn.Module):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A spec holds locks and kernels; the group says everything.
-        return FusionModule, (self.group, self.node_names, self.run.plain)
+        return FusionModule, (self.group, self.node_names, self.run.plain, self.run.layouts)
 
 
 # Makes the fusion node of a group, from the names of the nodes that it stands for and those as a graph of its inputs.

@@ -14,7 +14,7 @@ from torch.fx.node import map_arg
 
 from fuser import log
 from fuser.config import config
-from fuser.fx.fusion_node import FusionModule, FusionNode
+from fuser.fx.fusion_node import FusionModule, FusionNode, Layouts, find_layouts
 from fuser.fx.group_writer import GroupWriter
 from fuser.fx.nodes import MAY_BE_NUMBER, bind_node, is_random, may_be_number
 from fuser.fx.partition import Partition, is_whole
@@ -24,6 +24,16 @@ from fuser.jit_function import JitFunction
 from fuser.ops import OpCall, is_creation
 
 __all__ = ["Substitution", "sort_graph"]
+
+_ATEN = torch.ops.aten
+# Ops whose calls are arrangements of the sizes, strides and dtype that a graph notes.
+_BOUND_BY_SIZES = {
+    getattr(_ATEN, name).default
+    for name in (
+        "roll", "stack", "glu", "glu_backward", "slice_scatter", "select_scatter", "zeros_like", "ones_like",
+        "full_like",
+    )
+}  # fmt: skip
 
 
 class Substitution:
@@ -66,12 +76,14 @@ class Substitution:
         if make is not None and not self._follows_torch(found.calls, group):
             make = None
         is_of_numbers = make is None and any(map(may_be_number, arguments))
-        nodes = self._copy_nodes(found, returned, writer, arguments) if make or is_of_numbers else None
+        layouts = None if make else self._find_layouts(found, arguments)
+        is_copied = make or is_of_numbers or layouts is not None
+        nodes = self._copy_nodes(found, returned, writer, arguments) if is_copied else None
         log.say("node", f"{name}: {', '.join(names)}")
         if make is not None and nodes is not None:
             made = make(group, names, fx.GraphModule(self.module, nodes))
         else:
-            made = FusionModule(group, names, None if nodes is None else PlainNodes(nodes, self.module))
+            made = FusionModule(group, names, None if nodes is None else PlainNodes(nodes, self.module), layouts)
         self.module.add_submodule(name, made)
         with self.graph.inserting_after(found.nodes[-1]):
             fused = self.graph.call_module(name, arguments)
@@ -107,13 +119,18 @@ class Substitution:
         graph = fx.Graph()
         inputs = {value: graph.placeholder(f"input_{slot}") for slot, value in enumerate(arguments)}
         copies: dict[fx.Node, fx.Node] = {}
-        read = {source for node in found.nodes for source in node.all_input_nodes} - {*found.nodes}
-        for source in read:
-            if self.replaced.get(source, source) not in inputs:
-                return None
-            copies[source] = inputs[self.replaced.get(source, source)]
-        for node in found.nodes:
-            copies[node] = graph.node_copy(node, copies.__getitem__)
+
+        def find(source: fx.Node) -> fx.Node:
+            if source not in copies:
+                known = inputs.get(self.replaced.get(source, source))
+                copies[source] = known if known is not None else graph.node_copy(self._checked(source), find)
+            return copies[source]
+
+        try:
+            for node in found.nodes:
+                copies[node] = graph.node_copy(node, find)
+        except KeyError:
+            return None
         made: list[fx.Node] = []
         for node in returned:
             handles = writer.values[node]
@@ -126,6 +143,25 @@ class Substitution:
             )
         graph.output(tuple(made))
         return graph
+
+    def _checked(self, source: fx.Node) -> fx.Node:
+        # What groups make themselves; raises KeyError.
+        if source not in self.remade:
+            raise KeyError(source)
+        return source
+
+    def _find_layouts(self, found: Partition, arguments: Sequence[Any]) -> Layouts | None:
+        # Of the inputs, where nodes are bound by sizes that the graph says are numbers.
+        rest, seen = [*found.nodes], set[fx.Node]()
+        while rest:
+            node = rest.pop()
+            if node not in seen:
+                seen.add(node)
+                rest += [source for source in node.all_input_nodes if source in self.remade]
+        values = [item.meta.get("val") if isinstance(item, fx.Node) else item for item in arguments]
+        if not any(node.target in _BOUND_BY_SIZES for node in seen) or not all(map(_is_known, values)):
+            return None
+        return find_layouts(values)
 
     def _add_results(self, fused: fx.Node, returned: list[fx.Node], writer: GroupWriter, count: int) -> fx.Node:
         graph, slot, last = self.graph, 0, fused
@@ -205,6 +241,12 @@ def sort_graph(graph: fx.Graph) -> None:
 def _is_returned(node: fx.Node, inside: Mapping[fx.Node, Any]) -> bool:
     # A functor with several outputs is returned through its getitems unless somebody takes the tuple itself.
     return any(user not in inside for user in node.users) or not node.users
+
+
+def _is_known(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return all(type(size) is int for size in (*value.shape, *value.stride()))
+    return isinstance(value, bool | int | float | complex)
 
 
 def _find_remade(graph: fx.Graph, in_parts: Collection[fx.Node]) -> dict[fx.Node, OpCall]:
