@@ -67,6 +67,24 @@ def test_explain() -> None:
     assert compiled(x).shape == (32, 8), "it still runs"
 
 
+class Scaled:
+    scale = 3.0
+
+    @torch.compile(backend="fuser", options={"numerics": "fast"})
+    def run(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x) * self.scale
+
+
+def test_explain_what_is_compiled_in_a_class() -> None:
+    scaled, x = Scaled(), draw((4, 8), torch.float32)
+    for compiled in (scaled.run, scaled.run):
+        (graph,) = fuser.explain(compiled, x).graphs
+        (report,) = graph.groups
+        assert report.nodes == ("relu", "mul")
+        assert report.group.numerics == "fast"
+    assert torch.equal(scaled.run(x), torch.relu(x) * 3.0)
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_explain_compiles_sizes_as_the_function_was_compiled(*, dynamic: bool) -> None:
     compiled = torch.compile(lambda x: nn.functional.dropout(x * 2, 0.5) + x, backend="fuser", dynamic=dynamic)

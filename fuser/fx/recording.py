@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,7 +54,10 @@ def record_graphs(compiled: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
         fuel = None if options["fuel"] is None else Fuel(options["fuel"])
         return build_backend(lambda kind: compile_as(kind, fuel), numerics)(graph_module, inputs)
 
-    function: Any = innermost_fn(getattr(compiled, "_orig_mod", compiled))
+    function: Any = innermost_fn(getattr(compiled, "_orig_mod", getattr(compiled, "__func__", compiled)))
+    if isinstance(compiled, types.MethodType):
+        # Compiled in its class.
+        function = types.MethodType(function, compiled.__self__)
     again: Any = torch.compile(function, backend=backend, dynamic=dynamic)
     # It counts as one more compilation of the same code. The backward pass is compiled at once.
     limits = torch._dynamo.config.patch(recompile_limit=1 << 16, accumulated_recompile_limit=1 << 16)
