@@ -395,6 +395,47 @@ def test_a_compiled_function_is_ready_whatever_no_dim_bounds() -> None:
         assert compiled(torch.ones(4, 33), 2.5).shape == (4, 33)
 
 
+@pytest.mark.cpu
+@pytest.mark.parametrize("by_name", [False, True])
+@pytest.mark.parametrize("kind", ["fused", "plain", "compiled"])
+def test_all_tensors_that_one_parameter_takes_vary(kind: str, *, by_name: bool) -> None:
+    own = fuser.create_jit_fn(AXPY.replace("axpy", f"star_{kind}_{by_name}"), alpha=1.0)
+
+    def function(first: Any, *others: Any, scale: float = 2.0) -> Any:
+        return own(first * others[0], others[1], alpha=scale)
+
+    ways = {"fused": fuser.fuse, "compiled": lambda function: torch.compile(function, backend="fuser", dynamic=True)}
+    made, each = ways.get(kind, lambda function: function)(function), {0: N, 1: M}
+    shapes = {"first": each, "others": (each, each)} if by_name else [each] * 3
+    x = torch.empty(3, 5)
+    fuser.warmup(made, x, x, x, scale=3.0, dynamic_shapes=shapes)
+    is_ready(made, lambda n, m: torch.rand(3, n, m).unbind())
+    for wrong in ({"others": [each] * 3}, [each] * 4):
+        with pytest.raises(ArgumentError, match=r"others has no item 2|4 items, for 3 arguments"):
+            fuser.warmup(made, x, x, x, dynamic_shapes=wrong)
+
+
+@pytest.mark.cpu
+def test_what_is_compiled_in_a_class_is_ready_for_a_range() -> None:
+    class Scaled:
+        scale = 3.0
+
+        @torch.compile(backend="fuser", dynamic=True)
+        def run(self, x: Any, y: Any) -> Any:
+            return torch.relu(x) * self.scale + y
+
+    run = Scaled().run
+    fuser.warmup(run, torch.empty(3, 5), torch.empty(5), dynamic_shapes={"x": {0: N, 1: M}, "y": {0: M}})
+    is_ready(run, lambda n, m: (torch.rand(n, m), torch.rand(m)))
+
+
+@pytest.mark.cpu
+def test_a_compiled_functor_has_its_own_names() -> None:
+    compiled = torch.compile(axpy, backend="fuser", dynamic=True)
+    fuser.warmup(compiled, torch.empty(3, 5), torch.empty(5), dynamic_shapes={"x": {0: N, 1: M}, "y": {0: M}})
+    is_ready(compiled, lambda n, m: (torch.rand(n, m), torch.rand(m)))
+
+
 def test_without_a_gradient_there_is_nothing_to_prepare() -> None:
     with pytest.raises(ArgumentError, match="backward=True, and no result requires grad"):
         axpy.warmup(torch.ones(3), torch.ones(3), backward=True)

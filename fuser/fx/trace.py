@@ -33,7 +33,7 @@ from fuser.record import Recorded, Scalars
 from fuser.route import call_anew, is_transformed, requires_grad
 from fuser.tensor_desc import describe
 from fuser.warming.follow import current, stand_in
-from fuser.warming.symbolic import warm_up
+from fuser.warming.symbolic import names_by_position, warm_up
 
 __all__ = ["FusedFunction", "P"]
 
@@ -209,12 +209,11 @@ class FusedFunction(Replayer, Generic[P, R]):
         Raises:
             ArgumentError: ``dynamic_shapes`` does not fit. Else as calls.
         """
-        names = [item.name for item in self._parameters if item.kind is not item.VAR_KEYWORD]
         warm_up(
             self,
             args,
             kwargs,
-            names=names,
+            names=names_by_position(self._parameters),
             dynamic_shapes=dynamic_shapes,
             backward=backward,
             parameters=self._held_tensors(),

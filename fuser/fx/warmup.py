@@ -18,7 +18,7 @@ from fuser.jit_function import JitFunction
 from fuser.reduction import ReductionFunction
 from fuser.warming.dims import Dim, Sample, map_samples, stretch
 from fuser.warming.graphs import following_graphs
-from fuser.warming.symbolic import meta_device, read_arguments, warm_up
+from fuser.warming.symbolic import meta_device, names_by_position, read_arguments, warm_up
 
 __all__ = ["warmup"]
 
@@ -52,14 +52,7 @@ def warmup(
         raise ArgumentError(f"warmup takes a function that calls functors, got {describe_type(function)}")
     is_compiled = hasattr(function, "_torchdynamo_orig_callable")
     original: Any = getattr(function, "_orig_mod", function)
-    plain = original.forward if isinstance(original, torch.nn.Module) else inspect.unwrap(original)
-    try:
-        parameters_of = inspect.signature(plain).parameters
-    except ValueError:
-        raise ArgumentError(
-            f"warmup takes a function that calls functors, got {plain!r}, which is not Python's"
-        ) from None
-    names = [name for name, item in parameters_of.items() if item.kind is not item.VAR_KEYWORD]
+    names = _names_of(original.forward if isinstance(original, torch.nn.Module) else original)
     if is_compiled:
         _warm_up_compiled(function, *read_arguments(args, kwargs, names, dynamic_shapes), backward=backward)
         return
@@ -73,6 +66,20 @@ def warmup(
         backward=backward,
         parameters=parameters,
     )
+
+
+def _names_of(function: Callable[..., Any]) -> list[str]:
+    plain: Any = inspect.unwrap(function)
+    if isinstance(plain, JitFunction):
+        # Its text has names for what it takes.
+        return [*plain.tensor_names]
+    try:
+        # Not that of what lies below a method's wrappers, which takes its instance, too.
+        return names_by_position(inspect.signature(function).parameters.values())
+    except ValueError:
+        raise ArgumentError(
+            f"warmup takes a function that calls functors, got {plain!r}, which is not Python's"
+        ) from None
 
 
 # --- what torch.compile made -----------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,17 @@ from fuser.warming.cover import compile_all, evaluate, find_classes, leave_out, 
 from fuser.warming.dims import Dim, Sample, draw_points, map_samples, read_samples, stretch
 from fuser.warming.follow import Follower, following, keeping_nothing
 
-__all__ = ["meta_device", "read_arguments", "warm_up"]
+__all__ = ["meta_device", "names_by_position", "read_arguments", "warm_up"]
+
+
+def names_by_position(parameters: Iterable[inspect.Parameter]) -> list[str]:
+    """Return the names of what a function takes by position, as ``read_arguments`` has them."""
+    ordinary = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [
+        item.name if item.kind in ordinary else f"*{item.name}"
+        for item in parameters
+        if item.kind in (*ordinary, inspect.Parameter.VAR_POSITIONAL)
+    ]
 
 
 def read_arguments(
@@ -24,27 +35,28 @@ def read_arguments(
     Args:
         args: by position.
         kwargs: by name.
-        names: of what is given by position.
+        names: of what is given by position; that of a parameter which takes all others has its star, and comes last.
         dynamic_shapes: by name, or by position: see ``read_samples``.
 
     Raises:
         ArgumentError: ``dynamic_shapes`` does not fit.
     """
-    given, known = dynamic_shapes or {}, [*names[: len(args)], *kwargs]
+    *own, rest = names if names and names[-1].startswith("*") else [*names, ""]
+    others, given, rest = args[len(own) :], dynamic_shapes or {}, rest.removeprefix("*")
+    known = [*own[: len(args)], *([rest] if others else []), *kwargs]
     if isinstance(given, list | tuple):
         if len(given) > len(args):
             raise ArgumentError(f"dynamic_shapes has {len(given)} items, for {len(args)} arguments by position")
-        given = dict(zip(names, given, strict=False))
+        left = given[len(own) :]
+        given = dict(zip(own, given, strict=False)) | ({rest: left} if left else {})
     if not isinstance(given, Mapping):
         raise ArgumentError(f"dynamic_shapes takes a dict or a sequence, got {describe_type(given)}")
     for name in given:
         if name not in known:
             raise ArgumentError(f"dynamic_shapes names {name!r}; the arguments are {', '.join(known)}")
     dims: dict[str, Dim] = {}
-    by_position = [
-        read_samples(item, given.get(name), dims, name)
-        for item, name in zip(args, [*names, *map(str, range(len(names), len(args)))], strict=False)
-    ]
+    by_position = [read_samples(item, given.get(name), dims, name) for item, name in zip(args, own, strict=False)]
+    by_position += read_samples([*others], given.get(rest) if others else None, dims, rest)
     by_name = {name: read_samples(item, given.get(name), dims, name) for name, item in kwargs.items()}
     return by_position, by_name, dims
 
@@ -65,8 +77,8 @@ def warm_up(
         call: the function.
         args: real, fake or meta tensors, and anything else that it takes.
         kwargs: those by name.
-        names: of what is given by position.
-        dynamic_shapes: see ``read_arguments``.
+        names: see ``read_arguments``.
+        dynamic_shapes: likewise.
         backward: whether gradients are taken, too.
         parameters: tensors by which it is differentiated beside arguments.
 
