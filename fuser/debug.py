@@ -25,6 +25,7 @@ from fuser.fallback import Fallback
 from fuser.fx.dropouts import draw_dropout_mask, find_obstacle
 from fuser.fx.fused_module import FusedModule
 from fuser.fx.fusion_node import FusionModule
+from fuser.fx.gains import gains_nothing
 from fuser.fx.nodes import read_nodes
 from fuser.fx.trace import FusedFunction
 from fuser.graph import FusionGroup
@@ -331,10 +332,10 @@ def _unfused(module: fx.GraphModule) -> list[tuple[str, str]]:
             reason = "a view, which moves nothing"
         elif call.function.op in REDUCTIONS:
             reason = "alone: torch reduces as well as a kernel would"
-        elif call.arranges:
-            reason = "alone: torch copies as well as a kernel would"
         elif call.function.op == "convert":
             reason = "torch returns the tensor itself where it has the dtype, and others would see a copy"
+        elif call.arranges or gains_nothing([node], reading):
+            reason = "alone: torch copies as well as a kernel would"
         else:
             reason = "no pass put it into a group (is there fuel?)"
         found.append((node.name, reason))

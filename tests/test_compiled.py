@@ -67,6 +67,13 @@ def test_explain() -> None:
     assert compiled(x).shape == (32, 8), "it still runs"
 
 
+@pytest.mark.parametrize("function", [lambda x: x.clone(), lambda x: x.t().contiguous(), lambda x: torch.zeros_like(x)])
+def test_explain_does_not_ask_for_fuel_where_a_copy_stands_alone(function: Callable[..., Any]) -> None:
+    (graph,) = fuser.explain(torch.compile(function, backend="fuser"), draw((4, 8), torch.float32)).graphs
+    assert not graph.groups
+    assert graph.unfused[-1][1] == "alone: torch copies as well as a kernel would"
+
+
 class Scaled:
     scale = 3.0
 
