@@ -612,10 +612,43 @@ def test_a_fused_function_in_a_class_is_pickled_by_name() -> None:
 
 
 class Holder:
+    rate = 2
+
     @staticmethod
     @fuser.fuse
     def inside(x: Any) -> Any:
         return torch.relu(x) * 2
+
+    @classmethod
+    @fuser.fuse
+    def of_class(cls, x: Any) -> Any:
+        return torch.relu(x) * cls.rate
+
+    @fuser.fuse
+    def of_instance(self, x: Any) -> Any:
+        return torch.relu(x) * self.rate
+
+    again = fuser.fuse(lambda self, x: torch.relu(x) * self.rate + 1)
+
+
+class Derived(Holder):
+    rate = 3
+
+    @fuser.fuse
+    def of_instance(self, x: Any) -> Any:
+        return super().of_instance(x) - 1
+
+
+def test_fused_methods_are_copied_and_pickled_with_what_they_are_bound_to(x: torch.Tensor) -> None:
+    held = Derived()
+    held.rate = 5
+    methods = (Holder.of_class, Derived.of_class, held.of_class, Holder().of_instance, held.of_instance, held.again)
+    for method in methods:
+        wanted = method(x)
+        for other in (copy.copy(method), copy.deepcopy(method), pickle.loads(pickle.dumps(method))):
+            assert torch.equal(other(x), wanted)
+    for other in (copy.deepcopy(held), pickle.loads(pickle.dumps(held))):
+        assert torch.equal(other.of_instance(x), held.of_instance(x))
 
 
 def test_an_argument_named_out(x: torch.Tensor) -> None:

@@ -7,6 +7,7 @@ import inspect
 import operator
 import sys
 import types
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, overload
@@ -411,18 +412,18 @@ class FusedFunction(Replayer, Generic[P, R]):
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         if isinstance(self.function, types.MethodType):
-            owner, name = self.function.__self__, self.function.__name__
-            if isinstance(inspect.getattr_static(type(owner), name, None), FusedFunction):
+            owner, name = self.function.__self__, _find_method(self.function)
+            if name is not None:
                 return getattr, (owner, name)
             if getattr(owner, "__dict__", {}).get(f"_fused_{self.__qualname__}") is self:
                 # Below another decorator no name leads to it: it is made again when it is called.
                 return types.NoneType, ()
         # Where it took its function's place, it is found by name, as functions are.
         found: Any = sys.modules.get(self.__module__)
-        name = getattr(self, "__qualname__", "<locals>")
-        for part in name.split("."):
+        path = getattr(self, "__qualname__", "<locals>")
+        for part in path.split("."):
             found = getattr(found, part, None)
-        return name if found is self else (FusedFunction, (self.function,))
+        return path if found is self else (FusedFunction, (self.function,))
 
     def __dir__(self) -> list[str]:
         # What is for users: the rest serves other stages.
@@ -430,6 +431,18 @@ class FusedFunction(Replayer, Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<fuser.fuse {self.__name__}>"
+
+
+def _find_method(method: types.MethodType) -> str | None:
+    # Under which name its owner has it, fused; of a class, those of its own are class methods. None where something
+    # lies over it: another decorator, or what a derived class has under that name.
+    owner = method.__self__
+    kinds = (*(owner.__mro__ if isinstance(owner, type) else ()), *type(owner).__mro__)
+    for name, held in ChainMap(*(dict(vars(kind)) for kind in kinds)).items():
+        found = held.__func__ if isinstance(held, classmethod) else held
+        if isinstance(found, FusedFunction) and found.function is method.__func__:
+            return name
+    return None
 
 
 def _find_held(module: fx.GraphModule) -> Iterator[Any]:
