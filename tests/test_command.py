@@ -360,6 +360,51 @@ def test_bisect(tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str) -
     assert max(found)[1] > 90
 
 
+# What bisect itself could stumble over on the way to tanh.
+ODD = (
+    WRONG.partition("def reduces")[0]
+    + """
+import fuser
+
+own = fuser.jit_fn("template <typename T> T own(T x) { return x * T(60); }", fallback=lambda x: x * 60)
+jump = fuser.jit_fn("template <typename T> T jump(T x) { goto end; end: return x; }")
+
+def fallbacks(x):
+    return fuser.fuse(lambda x: torch.tanh(own(x)) * 2)(x), torch.tanh(own(x)) * 2
+
+def jumps(x):
+    first, last = (lambda x: jump(x) * 60), (lambda x: torch.tanh(x) * 2)
+    return fuser.fuse(last)(fuser.fuse(first)(x)), last(first(x))
+
+def warmed(x):
+    graph = torch.fx.symbolic_trace(lambda x: torch.tanh(x * 60) * 2)
+    return fuser.fx.fuse_graph(graph, [x])(x), torch.tanh(x * 60) * 2
+
+def mapped(x):
+    graph = torch.fx.symbolic_trace(lambda x: torch.tanh(x * 60) * 2)
+    return torch.vmap(fuser.fx.fuse_graph(graph))(x), torch.tanh(x * 60) * 2
+
+assert torch.allclose(*globals()[sys.argv[1]](x), atol=1e-3)
+"""
+)
+
+
+@pytest.mark.cpu
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::fuser.errors.FallbackWarning")
+@pytest.mark.parametrize("case", ["fallbacks", "jumps", "warmed", "mapped"])
+def test_bisect_stumbles_over_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str) -> None:
+    script, folder = tmp_path / "odd.py", tmp_path / "found"
+    script.write_text(ODD)
+    assert main(["bisect", "--folder", str(folder), str(script), case]) == 0
+    assert "tanh(" in capsys.readouterr().out
+    done = subprocess.run([sys.executable, folder / "reproduce.py"], capture_output=True, text=True, check=False)
+    if case == "mapped":
+        assert (done.returncode, done.stderr[:18]) == (1, "no call of it had ")
+    else:
+        assert float(done.stdout.split()[-3]) > 50
+
+
 # A kernel of tanh that writes where nothing is.
 DEADLY = """
 import torch

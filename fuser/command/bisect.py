@@ -11,17 +11,20 @@ from __future__ import annotations
 import copy
 import errno
 import os
+import pickle
 import runpy
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from fuser.errors import FuserError
+from fuser.function import Function
 from fuser.fx import passes
 from fuser.fx.fusion_node import FusionModule
 from fuser.fx.passes import Fuel
@@ -116,26 +119,53 @@ class _Watched(Fuel):
         if self.burnt != self.limit:
             return
         twin, fused, most = copy.deepcopy(module), module.run, -1.0
-        torch.save((twin, ()), self.folder / CALL)
+        self._keep(twin, ())
 
         def run(*inputs: Any, **out: Any) -> Any:
             nonlocal most
+            if not all(map(_has_values, tree_leaves(inputs))):
+                return fused(*inputs, **out)
             # The call may write to them.
             given = copy.deepcopy(tree_map_only(torch.Tensor, torch.Tensor.detach, inputs))
             if most < 0:
                 most = 0.0
-                torch.save((twin, given), self.folder / CALL)
-            wanted = run_eagerly(twin, *copy.deepcopy(given))
+                self._keep(twin, given)
+            try:
+                wanted = run_eagerly(twin, *copy.deepcopy(given))
+            except FuserError:
+                # Texts without an eager version are no failure of the script's.
+                return fused(*inputs, **out)
             made = fused(*inputs, **out)
             apart = max((compare(*pair)[1] for pair in zip(tree_leaves(made), wanted, strict=True)), default=0.0)
             if apart > most:
                 most = apart
-                torch.save((twin, given), self.folder / CALL)
+                self._keep(twin, given)
             return made
 
         # A function, so that no graph is replayed around it; what plans ahead asks it for the group.
         run.spec = module.spec  # type: ignore[attr-defined]
         module.run = run  # type: ignore[assignment]
+
+    def _keep(self, module: FusionModule, inputs: Any) -> None:
+        torch.save((module, inputs), self.folder / CALL, pickle_module=_Saving)
+
+
+class _Saving:
+    """What torch.save asks for a pickler: one that leaves out fallbacks, which are functions of the script's."""
+
+    class Pickler(pickle.Pickler):
+        def reducer_override(self, item: Any) -> Any:
+            if isinstance(item, Function) and item.fallback is not None:
+                return replace(item, fallback=None).__reduce_ex__(2)
+            return NotImplemented
+
+
+def _has_values(item: Any) -> bool:
+    # What stands for a tensor, or a number, while somebody traces or maps the call can be neither kept nor compared.
+    if not isinstance(item, torch.Tensor):
+        return isinstance(item, bool | int | float | complex)
+    is_plain = type(item) in {torch.Tensor, torch.nn.Parameter} and not item.is_meta
+    return is_plain and not torch._C._functorch.is_functorch_wrapped_tensor(item)
 
 
 def run_eagerly(module: FusionModule, *inputs: Any) -> list[torch.Tensor]:
@@ -174,6 +204,8 @@ from fuser.command.bisect import compare, run_eagerly
 
 module, inputs = torch.load(Path(__file__).parent / "call.pt", weights_only=False)
 print(module.group)
+if module.group.inputs and not inputs:
+    raise SystemExit("no call of it had tensors that could be kept: functorch maps them, or they have no values")
 fused = torch.utils._pytree.tree_leaves(module(*inputs))
 for number, (got, wanted) in enumerate(zip(fused, run_eagerly(module, *inputs), strict=True)):
     count, apart = compare(got, wanted)
