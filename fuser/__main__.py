@@ -272,8 +272,9 @@ def _say_plainly(message: Warning | str, *_: Any, **__: Any) -> str:
 
 if __name__ == "__main__":
     warnings.formatwarning = _say_plainly
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        # Functors' texts may have characters that the locale has not.
+    # Functors' texts may have characters that the locale has not. The C locale's escapes are for names of files alone.
+    refused = {"strict"} if sys.stdout and sys.stdout.encoding == "utf-8" else {"strict", "surrogateescape"}
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in refused:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:

@@ -497,10 +497,11 @@ def test_a_full_disk_that_the_output_goes_to_is_one_line() -> None:
 
 
 @pytest.mark.slow
-def test_characters_that_the_locale_has_not(tmp_path: Path) -> None:
+@pytest.mark.parametrize("locale", [{"PYTHONIOENCODING": "latin-1"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}])
+def test_characters_that_the_locale_has_not(locale: dict[str, str], tmp_path: Path) -> None:
     file = tmp_path / "axpy.h"
     file.write_text(f"// \u03b1x + y\n{AXPY}", encoding="utf-8")
     arguments = ("-m", "fuser", "emit", str(file), "--scalar", "alpha", "--device", "cuda")
-    done = run_python(*arguments, PYTHONIOENCODING="latin-1")
+    done = run_python(*arguments, **locale)
     assert (done.returncode, done.stderr) == (0, "")
     assert r"// \u03b1x + y" in done.stdout
