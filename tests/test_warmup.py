@@ -396,6 +396,13 @@ def test_a_compiled_function_is_ready_whatever_no_dim_bounds() -> None:
 
 
 @pytest.mark.cpu
+def test_a_compiled_function_is_ready_whatever_several_dimensions_are() -> None:
+    compiled = torch.compile(lambda x: torch.relu(x) * 0.5, backend="fuser", dynamic=True)
+    fuser.warmup(compiled, torch.empty(4, 3, 5, 7), dynamic_shapes={"x": {0: N}})
+    is_ready(compiled, lambda n, m: (torch.rand(n + 1, 3, m + 1, 7),))
+
+
+@pytest.mark.cpu
 @pytest.mark.parametrize("by_name", [False, True])
 @pytest.mark.parametrize("kind", ["fused", "plain", "compiled"])
 def test_all_tensors_that_one_parameter_takes_vary(kind: str, *, by_name: bool) -> None:

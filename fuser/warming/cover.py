@@ -37,6 +37,8 @@ __all__ = [
     "with_sizes",
 ]
 
+MAX_ELEMENTS = 1 << 60
+
 # Of each symbol (of sympy's), the sizes that it may have.
 Bounds = Mapping[Any, tuple[int, int]]
 # A group, its inputs, and what is written to, if that is given.
@@ -92,12 +94,23 @@ def find_classes(call: SizedCall) -> list[LayoutClass]:
     from fuser.warming.dims import draw_points  # noqa: PLC0415 - route.py needs this file, and no sizes
 
     left = draw_points([call.bounds[symbol] for symbol in symbols])
+    for desc in (*call.inputs, *call.out):
+        # Of what nothing bounds: no memory holds more, and numbers of elements have 64 bits.
+        counts = _count_elements(desc, dict(zip(symbols, left.double().unbind(1), strict=True)))
+        left = left[(counts < MAX_ELEMENTS).expand(len(left))]
     while len(left):
         chosen.append(take_first(left, symbols))
         left = leave_out(left, chosen[-1], lambda given: _ask_all(call, given))
     # Kernels may have to be compiled and compared with torch's first.
     found = map_in_threads(lambda sizes: _find_class(call, sizes), chosen, core_count())
     return [item for item in found if item is not None]
+
+
+def _count_elements(desc: TensorDesc, sizes: Mapping[Any, torch.Tensor]) -> torch.Tensor:
+    # As far as its sizes are symbols, or numbers.
+    shape: tuple[Any, ...] = desc.shape
+    counts = (sizes.get(item.node.expr, 1) if isinstance(item, torch.SymInt) else item for item in shape)
+    return torch.as_tensor(reduce(operator.mul, counts, 1))
 
 
 def _find_class(call: SizedCall, sizes: dict[Any, int]) -> LayoutClass | None:
