@@ -147,6 +147,11 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], int]] = {
         (draw(8, 12, 5),),
         2,
     ),
+    "windows put back, then put together": (
+        lambda x, y: torch.cat([put_back(x) * 2, y], -1) + 1,
+        (draw(8, 12, 5), draw(2, 6, 8, 5)),
+        1,
+    ),
     "heads side by side": (lambda x, y: x.transpose(1, 2).reshape(2, 6, 20) + y, (draw(2, 4, 6, 5), draw(6, 20)), 1),
     "dimensions merged otherwise": (
         lambda x, y: x.transpose(1, 2).reshape(2, 12, 10) * 2 + y,

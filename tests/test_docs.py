@@ -151,8 +151,7 @@ def default_text(item: Setting) -> str:
 
 def names_text() -> str:
     """Return the names that functors may use, without forms for float of names that have another."""
-    makers = {name for name in offered_names() if name.startswith("make_")}
-    offered = offered_names() - {"numeric_limits"} - makers - {name.removeprefix("make_") for name in makers}
+    offered = offered_names() - {"numeric_limits"}
     names = sorted(name for name in offered if not (name.endswith("f") and name[:-1] in offered))
     constants = ", ".join(f"`{name}`" for name in names if name.isupper())
     functions = ", ".join(f"`{name}`" for name in names if not (name.isupper() or name.startswith("__")))

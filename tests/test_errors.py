@@ -580,18 +580,18 @@ def test_shape_error_inside_a_group_names_the_functor_that_met_it() -> None:
 @pytest.mark.cpu
 def test_a_group_that_reads_a_view_that_is_none_says_so() -> None:
     def joined(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return torch.cat([x.view(2, 4, 12).transpose(1, 2).reshape(2, 48) * 2, y], -1)
+        return x.transpose(1, 2).reshape(2, 12, 10) * 2 + y
 
-    inputs = [torch.ones(8, 12), torch.ones(2, 5)]
+    inputs = [torch.ones(2, 4, 6, 5), torch.ones(12, 1)]
     traced = make_fx(joined, tracing_mode="fake")(*inputs)
     fuser.fx.FusionPass()(traced)
     (module,) = traced.children()
     with pytest.raises(UnsupportedError, match="view size is not compatible") as raised:
-        planner.plan_texts(module.spec, [*inputs, 2], None)
+        planner.plan_texts(module.spec, [*inputs, 2, 1], None)
     # Else who walks along the causes never comes to an end, as the public functions do.
     assert raised.value.__cause__ is not raised.value
     with pytest.raises(UnsupportedError, match="view size is not compatible"):
-        fuser.debug_get_fused_kernel_code(module.group, [*inputs, 2])
+        fuser.debug_get_fused_kernel_code(module.group, [*inputs, 2, 1])
 
 
 @pytest.mark.cpu

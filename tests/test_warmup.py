@@ -386,6 +386,27 @@ def test_a_compiled_model_is_ready_for_a_range(device: str) -> None:
 
 
 @pytest.mark.cpu
+def test_a_compiled_function_is_ready_where_it_asks_how_large_a_size_is() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x * 3) - 1 if x.shape[0] > 5 else torch.relu(x * 2) + 1 if x.shape[0] > 2 else x.neg() * 7
+
+    compiled = torch.compile(function, backend="fuser", dynamic=True)
+    fuser.warmup(compiled, torch.empty(3, 5), dynamic_shapes={"x": {0: N, 1: M}})
+    is_ready(compiled, lambda n, m: (torch.rand(n, m),))
+    for rows in range(1, 9):
+        with fuser.config.patch(no_compile=True):
+            x = torch.rand(rows, 4)
+            assert torch.equal(compiled(x), function(x))
+
+
+@pytest.mark.cpu
+def test_a_compiled_function_of_one_size_alone_is_no_function_of_a_range() -> None:
+    compiled = torch.compile(lambda x: sum(x * k for k in range(x.shape[0])), backend="fuser", dynamic=True)
+    with pytest.raises(ArgumentError, match="a graph for n = .* alone"):
+        fuser.warmup(compiled, torch.empty(3, 5), dynamic_shapes={"x": {0: N}})
+
+
+@pytest.mark.cpu
 def test_a_compiled_function_is_ready_whatever_no_dim_bounds() -> None:
     # Of the second dimension nothing is said, and the float is a symbol, too.
     compiled = torch.compile(lambda x, by: torch.relu(x) * by + x, backend="fuser", dynamic=True)

@@ -69,6 +69,18 @@ def partition(graph: fx.Graph, *, reduces: bool = True, device_type: str = "") -
     if not reduces:
         calls = {node: call for node, call in calls.items() if call is None or not (call.reduces or call.is_view)}
     calls = _without_other_views(nodes, calls)
+    groups = _group(nodes, calls)
+    hidden = {view for group in groups for view in _find_hidden(group, calls)}
+    if hidden:
+        groups = _group(nodes, {node: call for node, call in calls.items() if node not in hidden})
+    return [
+        Partition(tuple(group), tuple(reading.calls[node] for node in group))
+        for group in groups
+        if not gains_nothing(group, reading)
+    ]
+
+
+def _group(nodes: Sequence[fx.Node], calls: Mapping[fx.Node, OpCall | None]) -> list[list[fx.Node]]:
     # What can be part of a group writes to nothing.
     barriers = {node for node in nodes if node not in calls and is_barrier(node)}
     visible = find_visible_aliases(nodes, calls, barriers)
@@ -79,16 +91,25 @@ def partition(graph: fx.Graph, *, reduces: bool = True, device_type: str = "") -
         {node for node in fusible if _arranges(node, calls[node])},
         {node for node in fusible if is_whole(node, calls[node])},
     )
-    groups = [
+    return [
         group
         for stretch in _cut_stretches(nodes, barriers)
         for group in _find_groups(stretch, fusible, several, kinds, calls)
     ]
-    return [
-        Partition(tuple(group), tuple(reading.calls[node] for node in group))
-        for group in groups
-        if not gains_nothing(group, reading)
-    ]
+
+
+def _find_hidden(group: Sequence[fx.Node], calls: Mapping[fx.Node, OpCall | None]) -> Iterator[fx.Node]:
+    # Views of copies whose shape others in the group arrange, with arithmetic between: kernels could not see them so.
+    rearranged: set[fx.Node] = set()
+    members = {*group}
+    for node in reversed(group):
+        call = calls.get(node)
+        arranges = call is not None and (call.arranges or call.is_view) and node.target not in _RESHAPED
+        if arranges or any(user in rearranged for user in node.users if user in members):
+            rearranged.add(node)
+        is_view = node in rearranged and node.target in _RESHAPED
+        if is_view and not arranges and is_copy(calls.get(node.all_input_nodes[0])):
+            yield node
 
 
 def _without_other_views(nodes: Sequence[fx.Node], calls: dict[fx.Node, OpCall | None]) -> dict[fx.Node, OpCall | None]:

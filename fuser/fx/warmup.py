@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -17,10 +17,13 @@ from fuser.fx.trace import FusedFunction
 from fuser.jit_function import JitFunction
 from fuser.reduction import ReductionFunction
 from fuser.warming.dims import Dim, Sample, map_samples, stretch
-from fuser.warming.graphs import following_graphs
+from fuser.warming.graphs import Ranges, following_graphs
 from fuser.warming.symbolic import meta_device, names_by_position, read_arguments, warm_up
 
 __all__ = ["warmup"]
+
+# Of one compiled function; Dynamo compiles no more by itself.
+MAX_GRAPHS = 64
 
 
 @shows_users_frames
@@ -86,23 +89,65 @@ def _names_of(function: Callable[..., Any]) -> list[str]:
 def _warm_up_compiled(
     function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], dims: Mapping[str, Dim], *, backward: bool
 ) -> None:
-    for sizes in _sizes_of_graphs(dims):
-        with following_graphs(), torch.enable_grad() if backward else nullcontext():
+    others = _other_sizes(args, kwargs)
+    # A graph may be for some of the sizes: torch, and the function, may ask how large they are. Others begin beside it.
+    rest, called = [*_sizes_of_graphs(dims, others)], list[dict[str, int]]()
+    while rest and len(called) < MAX_GRAPHS:
+        sizes = rest.pop(0)
+        if sizes in called:
+            continue
+        called.append(sizes)
+        limits = {size: (max(dims[name].min, 2), dims[name].max) for name, size in sizes.items() if size > 1}
+        with following_graphs(limits) as found, torch.enable_grad() if backward else nullcontext():
             made = function(*map_samples(args, _maker(sizes)), **map_samples(kwargs, _maker(sizes)))
+        for name, size in sizes.items():
+            if found and size in limits and dims[name].min < dims[name].max and not any(size in item for item in found):
+                raise ArgumentError(
+                    f"dynamic_shapes: torch.compile made a graph for {name} = {size} alone, since the function or torch "
+                    "asks for its number: call it for each size instead"
+                )
+        rest += _sizes_beside(sizes, dims, others, found)
         wanted = [item for item in _pytree.tree_leaves(made) if isinstance(item, torch.Tensor) and item.requires_grad]
         if backward and not wanted:
             raise ArgumentError("backward=True, and no result requires grad: give tensors that do")
 
 
-def _sizes_of_graphs(dims: Mapping[str, Dim]) -> Iterator[dict[str, int]]:
+def _other_sizes(args: list[Any], kwargs: dict[str, Any]) -> set[int]:
+    # Those that no Dim is of.
+    found = set[int]()
+
+    def note(sample: Sample) -> torch.Tensor:
+        found.update(size for axis, size in enumerate(sample.tensor.shape) if axis not in sample.dims)
+        return sample.tensor
+
+    map_samples(args, note), map_samples(kwargs, note)
+    return found
+
+
+def _sizes_of_graphs(dims: Mapping[str, Dim], others: Collection[int]) -> Iterator[dict[str, int]]:
     # Dynamo has graphs of their own for sizes 0 and 1, and takes what is equal for one size.
-    choices = []
-    for slot, dim in enumerate(dims.values()):
+    choices, taken = list[list[int]](), {*others}
+    for dim in dims.values():
         small = [size for size in (0, 1) if dim.min <= size <= dim.max]
         first = max(dim.min, 2)
-        choices.append(([min(first + 3 + slot, dim.max)] if first <= dim.max else []) + small)
+        apart = next((size for size in range(min(first + 3, dim.max), dim.max + 1) if size not in taken), dim.max)
+        taken.add(apart)
+        choices.append(([apart] if first <= dim.max else []) + small)
     for chosen in itertools.product(*choices):
         yield dict(zip(dims, chosen, strict=True))
+
+
+def _sizes_beside(
+    sizes: Mapping[str, int], dims: Mapping[str, Dim], others: Collection[int], found: Sequence[Ranges]
+) -> Iterator[dict[str, int]]:
+    taken = {*others, *sizes.values()}
+    for name, size in sizes.items():
+        least, most = max(dims[name].min, 2), dims[name].max
+        for low, high in (ranges[size] for ranges in found if size in ranges):
+            for beyond in (range(min(low, most + 1) - 1, least - 1, -1), range(max(high, least - 1) + 1, most + 1)):
+                other = next((item for item in beyond if item not in taken), None)
+                if other is not None:
+                    yield {**sizes, name: other}
 
 
 def _maker(sizes: Mapping[str, int]) -> Callable[[Sample], torch.Tensor]:
@@ -115,7 +160,8 @@ def _maker(sizes: Mapping[str, int]) -> Callable[[Sample], torch.Tensor]:
         made = made.requires_grad_(sample.tensor.requires_grad)
         for axis, dim in sample.dims.items():
             if sizes[dim.name] > 1 and dim.min < dim.max:
-                torch._dynamo.mark_dynamic(made, axis, min=max(dim.min, 2), max=dim.max)
+                # If it can be: where it cannot, each size has a graph of its own, as in calls.
+                torch._dynamo.maybe_mark_dynamic(made, axis)
         return made
 
     return make

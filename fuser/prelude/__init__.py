@@ -63,10 +63,10 @@ def load_blocks(file_name: str) -> tuple[PreludeBlock, ...]:
 
 @cache
 def offered_names() -> frozenset[str]:
-    """Return every name that some kernel's prelude declares for functors."""
+    """Return every name that some kernel's prelude declares for functors, but CUDA's vector types: 96 names."""
     headers = [file.name for file in files(__package__).iterdir() if file.name.endswith(".h")]
-    names = (name for header in headers for block in load_blocks(header) for name in block.names)
-    return frozenset(name for name in names if not name.lower().startswith("fuser_"))
+    blocks = (block for header in headers for block in load_blocks(header) if "FUSER_VECTORS" not in block.text)
+    return frozenset(name for block in blocks for name in block.names if not name.lower().startswith("fuser_"))
 
 
 def _block(head: str, text: str) -> PreludeBlock:
