@@ -402,7 +402,7 @@ def test_a_compiled_function_is_ready_where_it_asks_how_large_a_size_is() -> Non
 @pytest.mark.cpu
 def test_a_compiled_function_of_one_size_alone_is_no_function_of_a_range() -> None:
     compiled = torch.compile(lambda x: sum(x * k for k in range(x.shape[0])), backend="fuser", dynamic=True)
-    with pytest.raises(ArgumentError, match="a graph for n = .* alone"):
+    with pytest.raises(ArgumentError, match="a graph for each n alone"):
         fuser.warmup(compiled, torch.empty(3, 5), dynamic_shapes={"x": {0: N}})
 
 

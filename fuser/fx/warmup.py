@@ -24,6 +24,8 @@ __all__ = ["warmup"]
 
 # Of one compiled function; Dynamo compiles no more by itself.
 MAX_GRAPHS = 64
+# Sizes of one Dim that have a graph of their own; of more all have.
+MAX_ALONE = 4
 
 
 @shows_users_frames
@@ -91,7 +93,7 @@ def _warm_up_compiled(
 ) -> None:
     others = _other_sizes(args, kwargs)
     # A graph may be for some of the sizes: torch, and the function, may ask how large they are. Others begin beside it.
-    rest, called = [*_sizes_of_graphs(dims, others)], list[dict[str, int]]()
+    rest, called, alone = [*_sizes_of_graphs(dims, others)], list[dict[str, int]](), list[str]()
     while rest and len(called) < MAX_GRAPHS:
         sizes = rest.pop(0)
         if sizes in called:
@@ -101,9 +103,13 @@ def _warm_up_compiled(
         with following_graphs(limits) as found, torch.enable_grad() if backward else nullcontext():
             made = function(*map_samples(args, _maker(sizes)), **map_samples(kwargs, _maker(sizes)))
         for name, size in sizes.items():
-            if found and size in limits and dims[name].min < dims[name].max and not any(size in item for item in found):
+            is_alone = size in limits and dims[name].min < dims[name].max and not any(size in item for item in found)
+            if found and is_alone:
+                found.append({size: (size, size)})
+                alone.append(name)
+            if alone.count(name) > MAX_ALONE:
                 raise ArgumentError(
-                    f"dynamic_shapes: torch.compile made a graph for {name} = {size} alone, since the function or torch "
+                    f"dynamic_shapes: torch.compile makes a graph for each {name} alone, since the function or torch "
                     "asks for its number: call it for each size instead"
                 )
         rest += _sizes_beside(sizes, dims, others, found)
