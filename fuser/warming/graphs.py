@@ -22,7 +22,7 @@ MAX_SIZE = 1 << 40
 Ranges: TypeAlias = dict[int, tuple[int, int]]
 
 
-class _Following(NamedTuple):
+class _Followed(NamedTuple):
     # By size at hand: the sizes that calls differ in.
     limits: Mapping[int, tuple[int, int]]
     # Of each graph.
@@ -30,7 +30,7 @@ class _Following(NamedTuple):
 
 
 class _FollowingGraphs(threading.local):
-    now: _Following | None = None
+    now: _Followed | None = None
 
 
 _thread = _FollowingGraphs()
@@ -48,7 +48,7 @@ def following_graphs(limits: Mapping[int, tuple[int, int]]) -> Iterator[list[Ran
     """
     from torch._functorch import config as functorch_config  # noqa: PLC0415 - brings AOTAutograd
 
-    before, _thread.now = _thread.now, _Following(limits, [])
+    before, _thread.now = _thread.now, _Followed(limits, [])
     try:
         with functorch_config.patch(enable_autograd_cache=False):
             yield _thread.now.found
