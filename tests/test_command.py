@@ -283,9 +283,10 @@ def test_what_cannot_be_done_is_one_line(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main(line.format(file=file).split()) == 1
-    shown = capsys.readouterr().err
-    assert told in shown
-    assert len(shown.splitlines()) == 1
+    # A torch for CUDA says once in a process that it finds no GPU.
+    shown = [item for item in capsys.readouterr().err.splitlines() if "No CUDA runtime is found" not in item]
+    assert len(shown) == 1
+    assert told in shown[0]
 
 
 @pytest.mark.parametrize("module", [("-m", "fuser"), ("-mfuser",)])
