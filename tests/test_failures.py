@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import re
@@ -464,7 +465,18 @@ class ExpiredError(ConnectionError):
     """A library's own, without a number."""
 
 
+@pytest.fixture
+def torch_functions() -> Iterator[None]:
+    """Torch's overrides as they were: who is interrupted on the way out of a ``with`` leaves them switched off."""
+    before = torch._C._get_torch_function_state()
+    yield
+    # Contexts that were left open end when what holds them is gone.
+    gc.collect()
+    torch._C._set_torch_function_state(before)
+
+
 @pytest.mark.cpu
+@pytest.mark.usefixtures("torch_functions")
 @pytest.mark.parametrize("name", CATCHING)
 def test_what_a_signal_handler_raises_is_never_lost(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = itertools.cycle([TimeoutError, OSError, ExpiredError, ProcessLookupError, RuntimeError])
