@@ -59,16 +59,21 @@ class FusionCall(Replayer):
 
     def call_anew(self, *inputs: Any, out: Any = None) -> Any:
         """Serve a call that is not like an earlier one."""
-        if self.plain is not None and out is None and _works_on_numbers(self.spec.group, inputs):
-            if any(isinstance(item, torch.Tensor) for item in inputs):
-                counters.count_fallback("numbers where an FX graph does not say that they are: example_inputs do")
-            results = self.plain(*inputs)
-            return results[0] if len(results) == 1 else results
-        if self.plain is not None and out is None and self.layouts not in (None, find_layouts(inputs)):
-            counters.count_fallback("a graph of other sizes, strides or dtypes: trace it with symbols for all")
+        if self.plain is not None and out is None and self._is_other(inputs):
             results = self.plain(*inputs)
             return results[0] if len(results) == 1 else results
         return call_anew(self.spec, inputs, self, inputs, None, out)
+
+    def _is_other(self, inputs: Sequence[Any]) -> bool:
+        # Whether the group stands for something else than the nodes with these inputs; counts what takes a kernel away.
+        if _works_on_numbers(self.spec.group, inputs):
+            if any(isinstance(item, torch.Tensor) for item in inputs):
+                counters.count_fallback("numbers where an FX graph does not say that they are: example_inputs do")
+            return True
+        if self.layouts in (None, find_layouts(inputs)):
+            return False
+        counters.count_fallback("a graph of other sizes, strides or dtypes: trace it with symbols for all")
+        return True
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A spec holds locks and kernels; the text says everything.

@@ -31,6 +31,7 @@ from fuser.ops import (
     has_hooks,
     is_constant,
 )
+from fuser.tensor_desc import describe
 
 __all__ = [
     "COPIES",
@@ -149,8 +150,7 @@ def _has_kernel(call: OpCall) -> bool:
         if isinstance(value, torch.Tensor):
             operands.append((value.dtype, Rank.TENSOR if value.dim() else Rank.ZERO_DIM))
         elif is_constant(value) or isinstance(value, _NUMBERS):
-            kind = _SYMBOLIC.get(type(value), type(value))
-            operands.append((number_dtype(kind, torch.get_default_dtype()), Rank.NUMBER))
+            operands.append((number_dtype(describe(value).kind, torch.get_default_dtype()), Rank.NUMBER))
         else:
             return True
     if op is None or all(dtype.is_floating_point for dtype, rank in operands if rank is not Rank.NUMBER):
@@ -264,8 +264,6 @@ def is_size(node: fx.Node) -> bool:
     return node.op == "call_function" and node.target in _SIZE_FUNCTIONS
 
 
-# What sizes that are not known, and what is computed of them, are.
-_SYMBOLIC: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 _NUMBERS = bool | int | float | torch.SymInt | torch.SymFloat | torch.SymBool
 # Methods of a tensor that return numbers, among them bools, and functions that do.
 _SIZES = frozenset(

@@ -98,8 +98,12 @@ def _group(nodes: Sequence[fx.Node], calls: Mapping[fx.Node, OpCall | None]) -> 
     ]
 
 
+_RESHAPED = {torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default}
+
+
 def _find_hidden(group: Sequence[fx.Node], calls: Mapping[fx.Node, OpCall | None]) -> Iterator[fx.Node]:
-    # Views of copies whose shape others in the group arrange, with arithmetic between: kernels could not see them so.
+    # Graphs copy what they could not see in another shape. Arithmetic reads it as it was before, but nothing that says
+    # where elements of the new shape lie: views of such copies on which an arrangement in the group depends.
     rearranged: set[fx.Node] = set()
     members = {*group}
     for node in reversed(group):
@@ -108,7 +112,7 @@ def _find_hidden(group: Sequence[fx.Node], calls: Mapping[fx.Node, OpCall | None
         if arranges or any(user in rearranged for user in node.users if user in members):
             rearranged.add(node)
         is_view = node in rearranged and node.target in _RESHAPED
-        if is_view and not arranges and is_copy(calls.get(node.all_input_nodes[0])):
+        if is_view and is_copy(calls.get(node.all_input_nodes[0])):
             yield node
 
 
@@ -132,24 +136,9 @@ def _without_other_views(nodes: Sequence[fx.Node], calls: dict[fx.Node, OpCall |
         if node in views:
             call, source = calls[node], node.all_input_nodes[0]
             joins = {node, source} <= inside and (source not in views or source in kept)
-            joins = joins and not (is_copy(calls.get(source)) and _is_rearranged(node, calls))
             if joins or (node in reduced and call is not None and call.function.is_view):
                 kept.add(node)
     return {node: call for node, call in calls.items() if node not in views or node in kept}
-
-
-def _is_rearranged(view: fx.Node, calls: Mapping[fx.Node, OpCall | None]) -> bool:
-    # Graphs copy what they could not see in another shape. Arithmetic reads it as it was before, but nothing that says
-    # where elements of the new shape lie.
-    for user in view.users:
-        call = calls.get(user)
-        is_other = call is not None and (call.arranges or call.is_view)
-        if is_other and (user.target not in _RESHAPED or _is_rearranged(user, calls)):
-            return True
-    return False
-
-
-_RESHAPED = {torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default}
 
 
 def _reduces(call: OpCall) -> bool:

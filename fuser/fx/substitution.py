@@ -21,19 +21,9 @@ from fuser.fx.partition import Partition, is_whole
 from fuser.fx.plain_nodes import PlainNodes
 from fuser.graph import FusionGroup
 from fuser.jit_function import JitFunction
-from fuser.ops import OpCall, is_creation
+from fuser.ops import OpCall, is_bound_by_sizes, is_creation
 
 __all__ = ["Substitution", "sort_graph"]
-
-_ATEN = torch.ops.aten
-# Ops whose calls are arrangements of the sizes, strides and dtype that a graph notes.
-_BOUND_BY_SIZES = {
-    getattr(_ATEN, name).default
-    for name in (
-        "roll", "stack", "glu", "glu_backward", "slice_scatter", "select_scatter", "zeros_like", "ones_like",
-        "full_like",
-    )
-}  # fmt: skip
 
 
 class Substitution:
@@ -123,7 +113,9 @@ class Substitution:
         def find(source: fx.Node) -> fx.Node:
             if source not in copies:
                 known = inputs.get(self.replaced.get(source, source))
-                copies[source] = known if known is not None else graph.node_copy(self._checked(source), find)
+                if known is None and source not in self.remade:
+                    raise KeyError(source)
+                copies[source] = graph.node_copy(source, find) if known is None else known
             return copies[source]
 
         try:
@@ -144,12 +136,6 @@ class Substitution:
         graph.output(tuple(made))
         return graph
 
-    def _checked(self, source: fx.Node) -> fx.Node:
-        # What groups make themselves; raises KeyError.
-        if source not in self.remade:
-            raise KeyError(source)
-        return source
-
     def _find_layouts(self, found: Partition, arguments: Sequence[Any]) -> Layouts | None:
         # Of the inputs, where nodes are bound by sizes that the graph says are numbers.
         rest, seen = [*found.nodes], set[fx.Node]()
@@ -159,7 +145,7 @@ class Substitution:
                 seen.add(node)
                 rest += [source for source in node.all_input_nodes if source in self.remade]
         values = [item.meta.get("val") if isinstance(item, fx.Node) else item for item in arguments]
-        if not any(node.target in _BOUND_BY_SIZES for node in seen) or not all(map(_is_known, values)):
+        if not any(is_bound_by_sizes(node.target) for node in seen) or not all(map(_is_known, values)):
             return None
         return find_layouts(values)
 

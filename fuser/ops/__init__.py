@@ -25,7 +25,7 @@ from fuser.ops.binding import (
     is_known,
     needs_known,
 )
-from fuser.ops.binding_arrangements import is_creation
+from fuser.ops.binding_arrangements import is_bound_by_sizes, is_creation
 from fuser.ops.calls import (
     DEVICE_TYPE,
     IS_IN_MEMORY,
@@ -99,6 +99,7 @@ __all__ = [
     "has_global_hooks",
     "has_hooks",
     "index_function",
+    "is_bound_by_sizes",
     "is_constant",
     "is_creation",
     "is_first_power",

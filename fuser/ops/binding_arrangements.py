@@ -25,7 +25,7 @@ from fuser.ops.calls import IS_IN_MEMORY, OpCall, is_constant
 from fuser.ops.index import index_function
 from fuser.ops.table import OPS
 
-__all__ = ["arrangement_functions", "is_creation"]
+__all__ = ["arrangement_functions", "is_bound_by_sizes", "is_creation"]
 
 _ATEN = torch.ops.aten
 # What is put together of more parts than this, or of parts of more sizes, takes as many launches.
@@ -80,6 +80,21 @@ _VIEWS = (
 def is_creation(call: OpCall | None) -> bool:
     """Whether a call makes a tensor of nothing but numbers."""
     return call is not None and call.function.op in {"full", "arange"}
+
+
+# Overloads whose binders write sizes, strides or a dtype of the tensors at hand into what they return.
+_BOUND_BY_SIZES = {
+    getattr(_ATEN, name).default
+    for name in (
+        "roll", "stack", "glu", "glu_backward", "slice_scatter", "select_scatter", "zeros_like", "ones_like",
+        "full_like",
+    )
+}  # fmt: skip
+
+
+def is_bound_by_sizes(target: Any) -> bool:
+    """Whether what a call of an overload becomes holds for tensors of these sizes, strides and dtypes alone."""
+    return isinstance(target, torch._ops.OpOverload) and target in _BOUND_BY_SIZES
 
 
 def _bind_view(name: str) -> Callable[..., OpCall | None]:

@@ -75,8 +75,9 @@ def follow_graph(run: Callable[[list[Any]], Any], inputs: Sequence[Any]) -> None
     ranges_at_hand: Ranges = {}
     for symbol, size in _find_symbols(inputs).items():
         if size in _thread.now.limits and symbol in bounds:
-            ranges_at_hand[size], (low, high) = bounds[symbol], _thread.now.limits[size]
-            bounds[symbol] = max(bounds[symbol][0], low), min(bounds[symbol][1], high)
+            least, most = ranges_at_hand[size] = bounds[symbol]
+            low, high = _thread.now.limits[size]
+            bounds[symbol] = max(least, low), min(most, high)
     _thread.now.found.append(ranges_at_hand)
     follower = Follower(bounds)
     # What is asked here is no condition of the graph.
