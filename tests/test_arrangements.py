@@ -139,6 +139,11 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], int]] = {
         (draw(8, 12, 5), draw(2, 8, 6, 5)),
         1,
     ),
+    "windows put back, under another name": (
+        lambda x, y: torch.ops.aten.alias(put_back(x)) + y,
+        (draw(8, 12, 5), draw(2, 6, 8, 5)),
+        1,
+    ),
     "windows put back twice": (lambda x, y: put_back(x) * put_back(y.neg()), (draw(8, 12, 5), draw(8, 12, 5)), 2),
     "windows put back, and a part": (lambda x: (put_back(x) + 1)[:, 1:, 2:] * 2, (draw(8, 12, 5),), 0),
     "windows put back into more": (lambda x, y: put_back(x) + y, (draw(8, 12, 5), draw(3, 2, 6, 8, 5)), 0),

@@ -98,7 +98,7 @@ def _group(nodes: Sequence[fx.Node], calls: Mapping[fx.Node, OpCall | None]) -> 
     ]
 
 
-_RESHAPED = {torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default}
+_RESHAPED = {torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default, torch.ops.aten.alias.default}
 
 
 def _find_hidden(group: Sequence[fx.Node], calls: Mapping[fx.Node, OpCall | None]) -> Iterator[fx.Node]:

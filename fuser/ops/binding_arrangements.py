@@ -43,6 +43,7 @@ def arrangement_functions() -> dict[Any, Callable[..., OpCall | None]]:
     }
     return {
         **views,
+        _ATEN.alias.default: _bind_alias,
         _ATEN.cat.default: _bind_cat,
         _ATEN.stack.default: _bind_stack,
         _ATEN.roll.default: _bind_roll,
@@ -72,7 +73,7 @@ def arrangement_functions() -> dict[Any, Callable[..., OpCall | None]]:
 
 
 _VIEWS = (
-    "slice.Tensor", "select.int", "permute.default", "transpose.int", "t.default", "expand.default", "alias.default",
+    "slice.Tensor", "select.int", "permute.default", "transpose.int", "t.default", "expand.default",
     "unsqueeze.default", "squeeze.default", "squeeze.dim", "squeeze.dims", "view.default", "unfold.default",
 )  # fmt: skip
 
@@ -102,6 +103,12 @@ def _bind_view(name: str) -> Callable[..., OpCall | None]:
         return _view(input, name, *arguments)
 
     return bind
+
+
+def _bind_alias(self: Any) -> OpCall | None:
+    # What is seen in the shape that it has.
+    value = _static(self)
+    return None if value is None else _view(self, "view.default", tuple(value.shape))
 
 
 def _view(x: Any, name: str, *arguments: Any) -> OpCall | None:
