@@ -73,8 +73,10 @@ class Tuning(NamedTuple):
     spare: int = 0
     # Whether a thread's vectors lie one behind the other along the second dimension of two.
     is_stacked: bool = False
-    # Blocks of a cluster that share a row, each of which keeps its part.
+    # Blocks of a cluster that share a row, each of which keeps its part, or goes over so many elements of it, which are
+    # read from the cache when they are read again.
     cluster: int = 1
+    stretch: int = 0
     # What the number of a row's elements is a multiple of, as far as the text relies on it: a vector, or all that its
     # threads take at a time. 0: it may be anything, and nothing.
     multiple: int = 0
@@ -96,6 +98,11 @@ class Tuning(NamedTuple):
     def share(self) -> int:
         """Elements of a tile for each thread."""
         return self.tile * self.tile // self.block
+
+    @property
+    def sharers(self) -> int:
+        """Blocks that take a row's elements at a time."""
+        return 1 if self.stretch else self.cluster
 
     def __str__(self) -> str:
         tile = f", tiles of {self.tile} x {self.tile}" if self.tile else f", {self.unroll} in flight"

@@ -276,12 +276,15 @@ def row_limits(device: torch.device | None) -> RowLimits:
     """Return what a device has for kernels with reductions; without one, an H100."""
     # A block gets so much shared memory if it asks; part of it kernels need for combining.
     if device is None or not torch.cuda.is_available():
-        return RowLimits(SHARED_BYTES - SHARED_FOR_PARTS, MAX_CLUSTER, PROCESSORS)
+        return RowLimits(SHARED_BYTES - SHARED_FOR_PARTS, MAX_CLUSTER, PROCESSORS, 2 * MAX_CLUSTER)
     properties: Any = torch.cuda.get_device_properties(device)
+    clusters = MAX_CLUSTER if properties.major >= 9 else 1
     return RowLimits(
         properties.shared_memory_per_block_optin - SHARED_FOR_PARTS,
-        MAX_CLUSTER if properties.major >= 9 else 1,
+        clusters,
         properties.multi_processor_count,
+        # As much as a cluster of whole ones, which these GPUs take if they are asked.
+        2 * clusters if properties.major in (9, 10) else clusters,
     )
 
 

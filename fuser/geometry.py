@@ -67,7 +67,7 @@ def launch_shape(source: KernelSource, space: IterationSpace) -> Launch:
         return Launch(
             grid=min(_row_blocks(source, space.sizes), MAX_GRID),
             block=tuning.block,
-            shared_bytes=chunks * chunk * source.held_bytes,
+            shared_bytes=(tuning.stretch or chunks * chunk) * source.held_bytes,
             follows=tuning.follows,
         )
     counts = step_counts(source, space.sizes)

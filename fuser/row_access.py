@@ -16,7 +16,9 @@ from fuser.kernel_spec import RowSpec
 from fuser.layout import IterationSpace
 from fuser.row_space import count_accumulators, reduction_levels
 
-__all__ = ["ODD_ROW", "RowLimits", "column_pieces", "most_kept", "persistent_blocks", "plan_row_walk"]
+__all__ = [
+    "ODD_ROW", "RowLimits", "column_pieces", "most_kept", "persistent_blocks", "plan_row_walk", "stretches",
+]  # fmt: skip
 
 WARP = 32
 MAX_BLOCK = 1024
@@ -27,6 +29,13 @@ MAX_UNROLL = 8
 SHARED_BYTES, SHARED_TEAM = 64, 512
 # Batches of a row that a block of a cluster may have: the fewer, the more blocks fill each other's pauses.
 SHARED_BATCHES = (1, 2, 4)
+# Blocks that share a row which no block can hold: bytes of it that each is to have, and the threads of those that have
+# more than so many, or read them from the cache when they read them again. Bytes that a thread reads side by side, also
+# from the cache, and elements of a row at most. Measured on an H200.
+STRETCH_BYTES, LONG_STRETCH_BYTES = 50_000, 66_000
+STRETCHING_BLOCK = 512
+HOLDING_BYTES, STRETCHING_BYTES = 64, 128
+MOST_STRETCHED = 1 << 22
 # Elements of a row that a thread computes with, pass by pass.
 KEPT_ELEMENTS = 64
 # More of them than this are many.
@@ -80,6 +89,8 @@ class RowLimits(NamedTuple):
     clusters: int
     # How many multiprocessors it has.
     processors: int = 132
+    # As ``clusters``, of blocks that take no more than half of a multiprocessor.
+    halves: int = 1
 
 
 def plan_row_walk(
@@ -160,13 +171,24 @@ def plan_row_walk(
             )
         chunk = tuning.team * tuning.unroll * vector
         multiple = _multiple(prod(space.sizes[: rows.reduced]), vector, tuning)
-        is_straight = rows.reduced > 1 and multiple == chunk * tuning.cluster and space.sizes[0] % chunk == 0
+        is_straight = rows.reduced > 1 and multiple == chunk * tuning.sharers and space.sizes[0] % chunk == 0
         tuning = tuning._replace(multiple=multiple, is_straight=is_straight)
     shared = {slot for slot in moving if not any(space.strides[slot][rows.reduced :])}
     accesses = tuple(
         Access(min(widths.get(slot, 1), vector), is_shared=slot in shared) for slot in range(len(space.strides))
     )
     return Walk(space, vector, accesses, tuning)
+
+
+def stretches(length: int, vector: int, limits: RowLimits) -> bool:
+    """Return whether blocks may go over a row of several passes together, which no block can hold.
+
+    Args:
+        length: elements of the row.
+        vector: elements that lie side by side.
+        limits: the device's.
+    """
+    return limits.halves > 1 and vector >= GATHER_VECTOR and length <= MOST_STRETCHED
 
 
 def most_kept(vector: int, itemsize: int, clusters: int) -> int:
@@ -198,7 +220,7 @@ def _below(size: int) -> int:
 
 def _multiple(length: int, vector: int, tuning: Tuning) -> int:
     # No bounds are checked where there are none to cross.
-    whole = tuning.team * tuning.unroll * vector * tuning.cluster
+    whole = tuning.team * tuning.unroll * vector * tuning.sharers
     return next((size for size in (whole, vector) if length and length % size == 0), 0)
 
 
@@ -263,6 +285,9 @@ def _along(
     alone = Tuning(block=team, unroll=unroll, team=team, is_resident=True)
     if team <= (MAX_BLOCK // 2 if may_share else MAX_BLOCK // 4):
         return alone
+    is_stretched = not may_share and stretches(length, vector, limits)
+    if is_stretched and rows.reduced > 1 and length * bytes_per_element > limits.shared_bytes:
+        return _stretched(length, vector, bytes_per_element, limits)
     if not may_share:
         # Other blocks have to fill a block's pauses: those of clusters are shorter. They have whole batches each, the
         # fewer the better, but several warps; few threads of a light block have nothing to do.
@@ -282,7 +307,32 @@ def _along(
         held_bytes = -(-length // chunk) * chunk * bytes_per_element
         if not may_share and vector >= GATHER_VECTOR and held_bytes <= limits.shared_bytes * team // MAX_BLOCK:
             return Tuning(block=team, unroll=unroll, team=team, is_held=True)
+    if is_stretched:
+        return _stretched(length, vector, bytes_per_element, limits)
     return _streaming(vector, MAX_BLOCK // 2, 4)
+
+
+def _stretched(length: int, vector: int, bytes_per_element: int, limits: RowLimits) -> Tuning:
+    # Blocks go over a row together, and several of a processor fill each other's pauses: few rows are under way at a
+    # time, and what is read again is in shared memory, or still in the cache.
+    blocks = min(max(-(-length * bytes_per_element // STRETCH_BYTES), 2), limits.halves)
+    own_bytes = -(-length // blocks) * bytes_per_element
+    team = STRETCHING_BLOCK if own_bytes > LONG_STRETCH_BYTES else STRETCHING_BLOCK // 2
+    in_flight = HOLDING_BYTES if own_bytes <= limits.shared_bytes // 2 else STRETCHING_BYTES
+    unroll = max(_below(in_flight // max(vector * bytes_per_element, 1)), BATCH // (team * vector))
+    stretch = _stretch(length, blocks, team * unroll * vector)
+    # As much is on its way as there may be, but for blocks that would have nothing to do.
+    while team * unroll * vector > BATCH and 9 * stretch * blocks > 10 * length:
+        unroll //= 2
+        stretch = _stretch(length, blocks, team * unroll * vector)
+    is_held = stretch * bytes_per_element <= limits.shared_bytes // 2
+    blocks = -(-length // stretch)
+    return Tuning(block=team, unroll=unroll, team=team, is_held=is_held, cluster=blocks, stretch=stretch)
+
+
+def _stretch(length: int, blocks: int, chunk: int) -> int:
+    # Elements of each of so many blocks: whole chunks.
+    return -(-length // (blocks * chunk)) * chunk
 
 
 def _streaming(vector: int, block: int, unroll: int) -> Tuning:

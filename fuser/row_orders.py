@@ -23,7 +23,7 @@ from fuser.graph import FusionGroup, Section
 from fuser.kernel_spec import CPU_SHORT_ROW
 from fuser.layout import is_contiguous
 from fuser.orders import ANY_ORDER, FAST_ORDERS, KEPT_ORDERS, RowOrder, Schedule
-from fuser.row_access import ODD_ROW, most_kept
+from fuser.row_access import ODD_ROW, most_kept, stretches
 from fuser.tensor_desc import TensorDesc
 
 __all__ = [
@@ -246,11 +246,12 @@ def _suits_tree(name: str, order: RowOrder, desc: TensorDesc, dims: tuple[int, .
         return is_longer or order.is_across or layout.length * size % HALF_VECTOR_BYTES == 0
     if name != "batch_norm_planes":
         return False
-    # A thread adds one element after another there, in one walk. Several walks are faster where registers keep a row
-    # between them, and where there are fewer rows than processors.
+    # A thread adds one element after another there, in one walk. Several walks are faster where a row stays near, and
+    # where there are fewer rows than processors.
     plane, limits = layout.reduced[0][0], row_limits(device)
     vector = min(VECTOR_BYTES // size, plane & -plane)
-    return layout.length <= most_kept(vector, size, limits.clusters) or layout.rows < limits.processors
+    is_kept = layout.length <= most_kept(vector, size, limits.clusters) or stretches(layout.length, vector, limits)
+    return is_kept or layout.rows < limits.processors
 
 
 def _is_scanned(desc: TensorDesc, dims: tuple[int, ...], device: torch.device) -> bool:

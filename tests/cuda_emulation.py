@@ -101,13 +101,16 @@ template <typename S> struct fuser_pairs {
 };
 static inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned long long)a * b >> 32; }
 """
-# Dynamic shared memory: of the most that a block has.
-_HELD = ("extern __shared__ uint4 fuser_held[];", "static uint4 fuser_held[232448 / 16];")
+# Dynamic shared memory: of the most that a block has, for each block of a cluster.
+_HELD = (
+    "extern __shared__ uint4 fuser_held[];",
+    "static uint4 fuser_held_of[16][232448 / 16];\n  uint4* const fuser_held = fuser_held_of[fuser_rank()];",
+)
 # Shared memory of each block of a cluster; other blocks write to the one that has no other name.
 _SHARED = (
     re.compile(r"__shared__ unsigned char (shared\w*)(.*);"),
     lambda found: (
-        f"__shared__ unsigned char {found[1]}_of[8]{found[2]};\n  auto& {found[1]} = {found[1]}_of[fuser_rank()];"
+        f"__shared__ unsigned char {found[1]}_of[16]{found[2]};\n  auto& {found[1]} = {found[1]}_of[fuser_rank()];"
         + "\n  fuser_shared_bytes = sizeof(shared);" * (found[1] == "shared")
     ),
 )
@@ -124,7 +127,7 @@ struct barrier { int arrived; unsigned generation; };
 struct fiber { ucontext_t start; jmp_buf at; bool is_started, is_done; unsigned seen; char* stack; };
 static fiber fibers[8192];
 static jmp_buf scheduler;
-static barrier cluster, blocks[8], warps[256];
+static barrier cluster, blocks[16], warps[256];
 static unsigned values[8192], base;
 static int count, total, current;
 static const void* arguments;

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from composite_cases import fused, fusion_modules
 from cuda_emulation import run_emulated
 from functors import poison, unpoison
 from reduction_cases import MOMENTS, ONE
 from row_groups import GROUPS, OWN_GROUPS, draw, layouts_of, on_gpu, one, reduce, text
 
 import fuser
-from fuser import arg_spec, row_access
+from fuser import arg_spec, row_access, sections
 from fuser.compiler import register
 from fuser.config import config
 from fuser.debug import kernel_sources
@@ -119,6 +120,59 @@ def test_what_threads_take_lies_along_a_dimension(shape: tuple[int, ...]) -> Non
     build, inputs_of = GROUPS["softmax"]
     inputs, group = inputs_of(draw((*shape[:2], shape[2] + 8), torch.bfloat16)[..., :-8], (1, 2)), build((1, 2))
     same(run_emulated(group, inputs), run(register(group), inputs))
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize(
+    ("shape", "is_held"), [((1, 9, 16384), True), ((2, 7, 16008), True), ((1, 3, 320_000), False)], ids=str
+)
+def test_rows_that_blocks_go_over_together(
+    shape: tuple[int, ...], is_held: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Of a GPU's many rows, a few.
+    monkeypatch.setattr(sections, "FEW_ROWS", 0)
+    config.touch()
+    build, inputs_of = GROUPS["softmax"]
+    inputs, group = inputs_of(draw((*shape[:2], shape[2] + 8), torch.bfloat16)[..., :-8], (1, 2)), build((1, 2))
+    (source,) = kernel_sources(register(group), inputs, "cuda")
+    assert source.tuning.stretch
+    assert source.tuning.is_held == is_held
+    same(run_emulated(group, inputs, descending=shape[0] > 1), run(register(group), inputs))
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("plane", [128 * 128, 56 * 56 + 8])
+@pytest.mark.parametrize("is_backward", [False, True])
+def test_batch_norms_whose_channels_blocks_go_over_together(
+    plane: int, is_backward: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Threads add up what they have of all chunks: fast numerics promise no order.
+    monkeypatch.setattr(sections, "FEW_ROWS", 0)
+    config.touch()
+    x = torch.randn((1 << 18) // plane, 2, plane).mul(3).add(5)
+    grad, w, b = torch.randn_like(x), torch.randn(2), torch.randn(2)
+    mean, rstd = x.mean((0, 2)), x.var((0, 2), correction=0).add(1e-5).rsqrt()
+
+    def train(x: Any, w: Any, b: Any) -> Any:
+        return torch.ops.aten._native_batch_norm_legit.no_stats(x, w, b, True, 0.1, 1e-5)
+
+    def differentiate(grad: Any, x: Any, w: Any, mean: Any, rstd: Any) -> Any:
+        given = (grad, x, w, None, None, mean, rstd, True, 1e-5, [True, True, True])
+        return torch.ops.aten.native_batch_norm_backward.default(*given)
+
+    function, given = (differentiate, (grad, x, w, mean, rstd)) if is_backward else (train, (x, w, b))
+    with config.patch(numerics="fast"):
+        graph_module = fused(function, given)
+        (module,) = fusion_modules(graph_module)
+        (node,) = [node for node in graph_module.graph.nodes if node.op == "call_module"]
+        names = [item.name for item in graph_module.graph.nodes if item.op == "placeholder"]
+        inputs = [dict(zip(names, given, strict=True)).get(str(item), item) for item in node.args]
+        (source,) = kernel_sources(module.spec, inputs, "cuda")
+        assert source.tuning.stretch
+        made = run_emulated(module.group, inputs)
+    wanted = function(*(item.double() for item in given))
+    for got, want in zip(made, wanted, strict=True):
+        torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-6 * want.abs().max().item())
 
 
 def divided() -> FusionGroup:

@@ -51,7 +51,7 @@ class AlongElements(RowText):
 
     @property
     def _has_whole_chunks(self) -> bool:
-        return self.tuning.multiple == self.chunk * self.tuning.cluster
+        return self.tuning.multiple == self.chunk * self.tuning.sharers
 
     def _keeps(self, item: Operand) -> bool:
         # Whether what a thread has read of an operand stays in registers for later passes.
@@ -91,9 +91,14 @@ class AlongElements(RowText):
             return self._forget(level)
         lines = [f"{self._vector(item)} {item.name}[U];" for item in inputs if not self._keeps(item)]
         again = [item for item in inputs if item in self.loop.held and not self._reads_first(item, level)]
-        own = "(begin + lead) / V + u * W"
+        own = f"({self._held_from} + lead) / V + u * W"
         held = [f"{item.name}[u] = held_{item.name}[{own}];" for item in again]
         return [*lines, *self._reads([item for item in inputs if item not in again], also=held), *self._forget(level)]
+
+    @property
+    def _held_from(self) -> str:
+        # Where a team's elements begin in shared memory.
+        return "(begin - first)" if self.tuning.stretch else "begin"
 
     def _forget(self, level: int) -> list[str]:
         # A compiler would keep what an earlier pass made of the elements, too.
@@ -322,7 +327,8 @@ class AlongElements(RowText):
             lines.append(f"if (n - t % W * V >= length) {{ {none} continue; }}")
         late = [item for item in self.full(element) if not item.is_output and self._is_late(item)]
         first = [item for item in self.loop.held if self._reads_first(item, level)]
-        lines += [f"held_{item.name}[n / V] = {item.name}[u];" for item in first]
+        place = f"({self._held_from} + lead) / V + u * W" if self.tuning.stretch else "n / V"
+        lines += [f"held_{item.name}[{place}] = {item.name}[u];" for item in first]
         for item in self.full(element):
             if item.is_output:
                 lines.append(f"{item.info.storage} {item.name}[V];")

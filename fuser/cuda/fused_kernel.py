@@ -28,6 +28,8 @@ __all__ = ["CudaKernel"]
 _thread = threading.local()
 # Dynamic shared memory that a kernel gets without asking, beside what it has of its own.
 FREE_SHARED_BYTES = 24 << 10
+# Blocks of a cluster that kernels may have without asking.
+PORTABLE_CLUSTER = 8
 # The driver's version since which a graph's edges say that a launch does not wait for the end of the one before it.
 ABREAST_SINCE = 12030
 
@@ -66,6 +68,8 @@ class CudaKernel:
         driver_launch, function, success = self._launch, self._function, self._success
         if launch.shared_bytes > FREE_SHARED_BYTES:
             self._allow_shared(int(launch.shared_bytes), device_index)
+        if self.source.tuning.cluster > PORTABLE_CLUSTER:
+            self._set_attribute("NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1, device_index)
         shape = (launch.grid, 1, 1, launch.block, 1, 1, launch.shared_bytes)
         abreast = _Abreast(launch) if launch.follows and _starts_abreast() else None
         current_device, current_stream = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
@@ -97,14 +101,16 @@ class CudaKernel:
 
     def _allow_shared(self, size: int, device_index: int) -> None:
         # What was allowed before stays: launches of other plans rely on it.
+        size = self._allowed[device_index] = max(size, self._allowed.get(device_index, 0))
+        self._set_attribute("MAX_DYNAMIC_SHARED_SIZE_BYTES", size, device_index)
+
+    def _set_attribute(self, name: str, value: int, device_index: int) -> None:
         from cuda.bindings import driver  # noqa: PLC0415 - as above
 
-        size = self._allowed[device_index] = max(size, self._allowed.get(device_index, 0))
-        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        kernel = driver.CUkernel(self.address)
-        status = driver.cuKernelSetAttribute(attribute, size, kernel, device_index)[0]
+        attribute = getattr(driver.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{name}")
+        status = driver.cuKernelSetAttribute(attribute, value, driver.CUkernel(self.address), device_index)[0]
         if status != self._success:
-            raise RuntimeError(f"CUDA gives a fused kernel no {size} bytes of shared memory: {status!r}")
+            raise RuntimeError(f"CUDA refused a fused kernel {value} for {name}: {status!r}")
 
 
 @cache

@@ -97,19 +97,25 @@ class AlongText(AlongElements):
 
     def _cluster_kernel(self) -> list[str]:
         # Neighbouring blocks, which read and write each other's shared memory, have a chunk of one row each.
-        batches = self.chunk // BATCH
+        part, begin = self.tuning.stretch or self.chunk, "first" if self.tuning.stretch else "begin"
         return [
             *self._head(),
             f"  constexpr unsigned int C = {self.tuning.cluster};",
             *self._own_vectors("threadIdx.x"),
             "  const unsigned int rank = blockIdx.x % C;",
             "  constexpr bool is_row = true;",
-            f"  const fuser_index length = {self.length}, begin = rank * {self.chunk};",
+            f"  const fuser_index length = {self.length}, {begin} = rank * {part};",
+            *(
+                [f"  const fuser_index end = length - first < {part} ? length : first + {part};"]
+                * bool(self.tuning.stretch)
+            ),
             *indent(self._shared()),
+            *indent(self._held()),
             f"  __shared__ unsigned long long boxes[{len(self.combining)}];",
             "  if (t == 0) {",
             *(
-                f"    fuser_expect(boxes + {number}, {batches} * C * {self._part_bytes(level)});"
+                f"    fuser_expect(boxes + {number}, {1 if self._is_gathered(level) else part // BATCH} * C * "
+                f"{self._part_bytes(level)});"
                 for number, level in enumerate(self.combining)
             ),
             "  }",
@@ -137,7 +143,7 @@ class AlongText(AlongElements):
         if not is_heavy and any(map(self._is_late, full)):
             # What is read beside them, and computed with.
             threads = threads * 4 // 5
-        if self.tuning.cluster > 1 and self._has_whole_chunks:
+        if self.tuning.cluster > 1 and self.tuning.is_resident and self._has_whole_chunks:
             threads = THREADS * 3 // 4 if is_heavy and has_much else THREADS
         elif not self.tuning.is_resident:
             threads = THREADS if is_heavy or not self.tuning.piece else 2 * THREADS
@@ -232,6 +238,7 @@ class AlongText(AlongElements):
         sizes = [self._part_bytes(level) for level in self.combining]
         for level, size in zip(self.combining, sizes, strict=True):
             count = f"fuser_waiting({least}, {size})" if not self.tuning.is_resident else str(least)
+            count = str(self.tuning.stretch // self.span) if self.tuning.stretch else count
             lines.append(f"constexpr int waiting{level} = {count};")
         # The batches of all passes come behind the parts of all, and share no 16 bytes with them: a warp may have parts
         # of the next pass while others read what the batches came to, in vectors.
@@ -257,9 +264,10 @@ class AlongText(AlongElements):
         # One operand behind the other, each in vectors in order.
         if not self.loop.held:
             return []
+        whole = f"(length + {self.chunk - 1}) / {self.chunk} * {self.chunk}"
         lines = [
             "extern __shared__ uint4 fuser_held[];",
-            f"const size_t held = (length + {self.chunk - 1}) / {self.chunk} * {self.chunk};",
+            f"const size_t held = {self.tuning.stretch or whole};",
             "auto after = reinterpret_cast<unsigned char*>(fuser_held);",
         ]
         for item in self.loop.held:
@@ -289,7 +297,15 @@ class AlongText(AlongElements):
         if self.tuning.is_resident:
             begin = ["  constexpr fuser_index begin = 0;"] * (self.tuning.cluster == 1)
             return ["{", *begin, *indent(own), "}"]
-        return [f"for (fuser_index begin = 0; begin < length; begin += {self.chunk}) {{", *indent(own), "}"]
+        first, end = ("first", "end") if self.tuning.stretch else ("0", "length")
+        # From the end: that is what was read last, and is still in the cache.
+        chunks = f"({end} - {first} + {self.chunk - 1}) / {self.chunk}"
+        return [
+            f"for (fuser_index chunk = {chunks}; chunk > 0; --chunk) {{",
+            f"  const fuser_index begin = {first} + (chunk - 1) * {self.chunk};",
+            *indent(own),
+            "}",
+        ]
 
     def _combining_pass(self, level: int, own: list[str]) -> list[str]:
         kind = f"fuser_pass{level}"
@@ -318,14 +334,7 @@ class AlongText(AlongElements):
             own.append(f"{combine}fuser_warp_batch<{self.span}>(pass{level}, waiting, {count}));")
             return [*lines, "{", *indent(own), "}"]
         if self.tuning.cluster > 1:
-            own = ["const fuser_index round = begin;", *setup, *own, *store]
-            own += ["fuser_wait();"] * (level == self.combining[0])
-            parts = "waiting, reinterpret_cast<unsigned int*>(batches)"
-            parts += f", boxes + {self.combining.index(level)}"
-            length = "fuser_index(V * T * U * C)" if self._has_whole_chunks else "length"
-            sizes = f"{self.span}, T, {self.chunk // BATCH}, C"
-            own.append(f"fuser_fold_blocks<{sizes}>(pass{level}, total{level}, {parts}, rank, {length});")
-            return [*lines, "{", *indent(own), "}"]
+            return [*lines, "{", *indent(self._of_blocks(level, setup, own, store)), "}"]
         span = self.span
         fold = [
             f"const fuser_index left = length - round, most = waiting{level} * {span};",
@@ -346,6 +355,36 @@ class AlongText(AlongElements):
             *indent(fold),
             "}",
         ]
+
+    def _of_blocks(self, level: int, setup: list[str], own: list[str], store: list[str]) -> list[str]:
+        # A pass of blocks that share a row: each makes parts of its batches, or one part where any order serves.
+        stretch, is_gathered = self.tuning.stretch, self._is_gathered(level)
+        span, batches = self.span, (stretch or self.chunk) // BATCH
+        lines = [f"const fuser_index round = {'first' if stretch else 'begin'};", *setup]
+        if is_gathered:
+            span, batches = BATCH // (self.tuning.team // WARP), 1
+            gather = f"for (int u = 0; u < U; ++u) all[u] = pass{level}.combine(all[u], parts[u]);"
+            make = f"const auto own = fuser_butterfly<1, W>(pass{level}, fuser_tree<U>(pass{level}, all));"
+            none = f"for (int u = 0; u < U; ++u) all[u] = pass{level}.identity();"
+            lines += [f"fuser_pass{level}::part all[U];", "#pragma unroll", none]
+            own = [*own, "#pragma unroll", gather]
+            store = [make, "if (t % 32 == 0) waiting[t / 32] = own;"]
+        if stretch:
+            own = own if is_gathered else [*own, *store]
+            own = [f"for (fuser_index begin = first; begin < end; begin += {self.chunk}) {{", *indent(own), "}"]
+        lines += own
+        lines += store if is_gathered or not stretch else []
+        lines += ["fuser_wait();"] * (level == self.combining[0])
+        parts = f"waiting, reinterpret_cast<unsigned int*>(batches), boxes + {self.combining.index(level)}"
+        is_whole = is_gathered or (self._has_whole_chunks and not stretch)
+        length = f"fuser_index({BATCH * batches} * C)" if is_whole else "length"
+        sizes = f"{span}, T, {batches}, C"
+        return [*lines, f"fuser_fold_blocks<{sizes}>(pass{level}, total{level}, {parts}, rank, {length});"]
+
+    def _is_gathered(self, level: int) -> bool:
+        # Whether a thread adds up what it has of all chunks.
+        step = self.loop.passes[level]
+        return bool(self.tuning.stretch) and step.is_free and not self._has_pairs(step)
 
 
 def _most(texts: list[str]) -> str:

@@ -757,7 +757,7 @@ FUSER_INLINE void fuser_fold_blocks(
     if (lane < C) fuser_tell(batches + (rank * own_batches + i) * words, box, lane, word);
   }
   fuser_await(box);
-#pragma unroll
+#pragma unroll(own_batches * C <= 32 ? own_batches * C : 8)
   for (int i = 0; i < own_batches * C; ++i) {
     typename P::part own;
     memcpy(&own, batches + i * words, sizeof(own));

@@ -114,7 +114,7 @@ def candidates(args: ArgSpec) -> tuple[Tuning, ...]:
     if args.rows is not None:
         # The other numbers follow from the length of the rows. What blocks have of a row or of columns is a block's, as
         # are the threads that torch's order gives columns.
-        is_free = not (args.tuning.piece or args.tuning.is_held or args.rows.pieces)
+        is_free = not (args.tuning.piece or args.tuning.is_held or args.rows.pieces or args.tuning.cluster > 1)
         is_free = is_free and not (args.rows.order and args.rows.is_across)
         most = args.tuning.block if args.rows.is_across else BLOCKS[-1]
         blocks = [block for block in BLOCKS if is_free and block <= most and block % args.tuning.team == 0]
