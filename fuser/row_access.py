@@ -286,8 +286,6 @@ def _along(
     if team <= (MAX_BLOCK // 2 if may_share else MAX_BLOCK // 4):
         return alone
     is_stretched = not may_share and stretches(length, vector, limits)
-    if is_stretched and rows.reduced > 1 and length * bytes_per_element > limits.shared_bytes:
-        return _stretched(length, vector, bytes_per_element, limits)
     if not may_share:
         # Other blocks have to fill a block's pauses: those of clusters are shorter. They have whole batches each, the
         # fewer the better, but several warps; few threads of a light block have nothing to do.
@@ -297,6 +295,9 @@ def _along(
             blocks = -(-length // (batches * BATCH))
             is_full = is_long or team > MAX_BLOCK or 5 * length >= 4 * blocks * batches * BATCH
             if is_full and blocks <= limits.clusters and 8 * WARP <= share <= MAX_BLOCK:
+                if is_stretched and rows.reduced > 1 and share > STRETCHING_BLOCK // 2:
+                    # Small blocks that hold planes are faster than large ones that keep them.
+                    return _stretched(length, vector, bytes_per_element, limits)
                 return Tuning(block=share, unroll=most, team=share, is_resident=True, cluster=blocks)
         if team <= MAX_BLOCK and not is_long:
             return alone
