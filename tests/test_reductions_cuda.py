@@ -124,7 +124,7 @@ def test_what_threads_take_lies_along_a_dimension(shape: tuple[int, ...]) -> Non
 
 @pytest.mark.cpu
 @pytest.mark.parametrize(
-    ("shape", "is_held"), [((1, 9, 16384), True), ((2, 7, 16008), True), ((1, 3, 320_000), False)], ids=str
+    ("shape", "is_held"), [((1, 9, 16384), True), ((2, 9, 16008), True), ((1, 3, 320_000), False)], ids=str
 )
 def test_rows_that_blocks_go_over_together(
     shape: tuple[int, ...], is_held: bool, monkeypatch: pytest.MonkeyPatch
