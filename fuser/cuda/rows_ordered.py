@@ -18,6 +18,8 @@ PROCESSOR_REGISTERS, MAX_REGISTERS, REGISTERS = 65536, 255, 40
 # The same where a thread keeps values instead of elements of so many bytes, and more where some wait in shared memory.
 # Measured on an H200.
 NARROW, FEW_REGISTERS, SPARING = 2, 18, 24
+# Threads of a block that are few warps.
+FEW_THREADS = 128
 # Threads of a processor that read rows again.
 THREADS = 1024
 
@@ -222,7 +224,9 @@ class OrderedAlongText(OrderedElements):
         inside = ["constexpr fuser_index begin = 0;"] if self.tuning.is_resident else []
         if level == 0 and self.tuning.is_resident:
             for site in self._sites:
-                inside += site.guarded(self._load_at(self._resident(), site))
+                load = self._load_at(self._resident(), site)
+                # Few warps have nothing else to do while they wait for what lies around the vectors.
+                inside += load if self.tuning.team <= FEW_THREADS else site.guarded(load)
         for site in self._sites:
             own = [*self._load_at(late, site, declares=True), *self._compute_at(step, element, site)]
             if site is self._main and self.tuning.is_resident and self._has_pairs(step) and not step.is_of_sizes:
