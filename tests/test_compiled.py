@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from functors import draw, functor
 from torch import nn
 from torch._dynamo.utils import counters
@@ -197,6 +198,37 @@ def test_a_kept_graph_is_not_taken_for_other_floats(tmp_path: Path, monkeypatch:
         compiled = torch.compile(function, backend="fuser")
         for rate in (0.1, 0.05, 0.03, 0.3):
             assert torch.equal(compiled(x, rate), step(x, rate))
+
+
+@pytest.mark.skipif(not dist.is_available(), reason="torch was built without processes")
+def test_a_kept_graph_is_not_taken_on_another_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what is whole everywhere each rank takes its own part; and groups have the names of those made before them."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    def function(x: DTensor, y: DTensor) -> torch.Tensor:
+        return torch.relu(x * 2 + y)
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    found = []
+    for rank, earlier in ((1, 0), (1, 0), (0, 0), (1, 1)):
+        torch._dynamo.reset()
+        counters.clear()
+        dist.init_process_group("fake", rank=rank, world_size=2, store=FakeStore())
+        try:
+            # One that the other rank is no member of, too.
+            for ranks in [[0], *[[0, 1]] * earlier]:
+                dist.new_group(ranks)
+            mesh = init_device_mesh("cpu", (2,))
+            whole = DTensor.from_local(draw((4, 6), torch.float32), mesh, [Replicate()], run_check=False)
+            shard = DTensor.from_local(draw((2, 6), torch.float32), mesh, [Shard(0)], run_check=False)
+            made = torch.compile(function, backend="fuser")(shard, whole)
+            assert torch.equal(made.to_local(), function(shard, whole).to_local())
+        finally:
+            dist.destroy_process_group()
+        found.append(counters["aot_autograd"]["autograd_cache_hit"])
+    assert found == [0, 1, 0, 0]
 
 
 def test_what_cannot_be_kept_is_compiled_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

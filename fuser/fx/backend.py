@@ -14,6 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
@@ -246,10 +247,10 @@ def _first_under(run: Callable[[list[Any]], Any], **settings: Any) -> Callable[[
 
 
 def _cache_tag(numerics: str | None, inputs: Sequence[Any] = ()) -> str:
-    """Return what a graph depends on beside what AOTAutograd's key has: settings, aliases, and fuser itself."""
+    """Return what a graph depends on beside what AOTAutograd's key has: settings, aliases, ranks, and fuser itself."""
     key = config.code_key(numerics=numerics or config.numerics)
     known = f"{compiler_config.cache_key_tag} fuser {_fingerprint()} {key} {latest()} {describe_choice()}"
-    return f"{known} {_find_aliases(inputs)}"
+    return f"{known} {_find_aliases(inputs)} {_describe_rank()}"
 
 
 def _find_aliases(inputs: Sequence[Any]) -> list[list[tuple[int, Any]]]:
@@ -259,6 +260,16 @@ def _find_aliases(inputs: Sequence[Any]) -> list[list[tuple[int, Any]]]:
         if isinstance(item, torch.Tensor) and torch._C._has_storage(item):
             found.setdefault(item.untyped_storage()._cdata, []).append((slot, item.storage_offset()))
     return [shared for shared in found.values() if len(shared) > 1]
+
+
+def _describe_rank() -> tuple[Any, ...]:
+    # Which rank this is, and what the groups that its graphs name are. AOTAutograd's key has a DTensor's mesh, which is
+    # the same on all ranks; each takes other shards of what is whole everywhere, and they share what is kept.
+    if not (dist.is_available() and dist.is_initialized()):
+        return ()
+    world = dist.distributed_c10d._world
+    groups = sorted((name, sorted(world.pg_group_ranks[group].items())) for group, name in world.pg_names.items())
+    return dist.get_rank(), groups
 
 
 @functools.cache
