@@ -70,6 +70,9 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
         reason, is_expected = "", True
         if op is not None and op.needs_elements and any(desc.shape[dim] == 0 for dim in dims):
             reason, is_expected = f"op {op.name!r} on nothing", False
+        elif reduction.order == "welford" and (0 in desc.shape or prod(desc.shape[dim] for dim in dims) == 1):
+            # Whose moments there may be none of: torch's kernel says so.
+            reason = f"op {item.function.name!r} of rows of one element"
         elif reduction.scans and 0 not in desc.shape and not _is_scanned(desc, dims, device):
             reason = f"op {item.function.name!r} of rows that torch has another kernel for"
         elif (

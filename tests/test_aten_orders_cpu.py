@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -125,6 +126,26 @@ def test_moments_that_threads_share_stay_torchs() -> None:
         fused(x)
         assert fuser.stats()["kept"] == kept
     assert moments_order(1) is None
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("numerics", ["strict", "fast"])
+@pytest.mark.parametrize("correction", [0, 1])
+def test_moments_of_one_element_warn_where_torchs_do(numerics: str, correction: int) -> None:
+    fused = fuser.fuse(lambda x: torch.var_mean(x * 3, 1, correction=correction))
+    with config.patch(numerics=numerics, disk_cache=False):
+        # An order, which is compared with torch's before its first use, too.
+        for shape in ((5, 1), (5, 0), (0, 5), (5, 2), (5, 1)):
+            x, said = torch.randn(shape), []
+            for function in (fused, fused.function):
+                with warnings.catch_warnings(record=True) as caught:
+                    warnings.simplefilter("always")
+                    made = function(x)
+                said.append(([str(item.message) for item in caught], *made))
+            (mine, *got), (torchs, *wanted) = said
+            assert mine == torchs, shape
+            for one, other in zip(got, wanted, strict=True):
+                torch.testing.assert_close(one, other, equal_nan=True)
 
 
 @pytest.mark.cpu
