@@ -231,9 +231,9 @@ class Function:
         """Whether it numbers elements: it takes the shape of its tensors, and nothing else of them."""
         return self.op == "index"
 
-    def index_dims(self, rank: int) -> tuple[int, ...]:
+    def index_dims(self, rank: int, name: str | None = None) -> tuple[int, ...]:
         """Return the dimensions along which an index counts, ascending; raises as ``Reduction.normalize_dims``."""
-        return normalize_dims(self.dims, rank, self.name)
+        return normalize_dims(self.dims, rank, self.name if name is None else name)
 
     @property
     def is_read(self) -> bool:

@@ -330,9 +330,10 @@ def infer_layouts(
                 f"{_name_for_people(group, application, len(values))}: {error} (shapes {shapes})"
             ) from None
         if function.is_index:
-            function.index_dims(len(shape))
+            function.index_dims(len(shape), _name_before_dims(group, application, len(values)))
         if function.reduction is not None:
-            shape = function.reduction.reduce_shape(shape, "" if is_of_torch or function.op else None)
+            name = "" if is_of_torch else _name_before_dims(group, application, len(values))
+            shape = function.reduction.reduce_shape(shape, name)
             strides = contiguous_strides(shape)
         elif function.is_view:
             shape, strides = _view(function, operands[0])
@@ -370,10 +371,20 @@ def index_strides(function: Function, shape: Shape) -> Strides:
 
 
 def _name_for_people(group: FusionGroup, application: Application, value: int) -> str:
+    return _taker(group, application, value).name
+
+
+def _name_before_dims(group: FusionGroup, application: Application, value: int) -> str:
+    # torch does not name its own ops there.
+    function = _taker(group, application, value)
+    return "" if function.op and not function.is_index else function.name
+
+
+def _taker(group: FusionGroup, application: Application, value: int) -> Function:
     # An index is part of what takes it, which comes later.
-    if not application.function.is_index:
-        return application.function.name
-    return next((item.function.name for item in group.applications if value in item.tensors), "index")
+    function = application.function
+    takers = [item.function for item in group.applications if value in item.tensors] if function.is_index else []
+    return takers[0] if takers else function
 
 
 def _view(function: Function, operand: ValueLayout) -> tuple[Shape, Strides]:

@@ -721,6 +721,13 @@ argmax = fuser.create_reduction_fn(
 )
 
 
+def test_wrong_dimensions_of_what_asks_for_places_name_its_functor() -> None:
+    with pytest.raises(DimError, match=r"^later: Dimension out of range"):
+        argmax(torch.ones(2, 3), dim=2)
+    with pytest.raises(ShapeError, match=r"^later: dim 1 appears multiple times"):
+        argmax(torch.ones(2, 3), dim=(1, -1))
+
+
 @pytest.mark.parametrize("shape", [(7,), (3, 4), (2, 3, 9000)])
 def test_argmax(shape: tuple[int, ...]) -> None:
     x = torch.randn(shape)

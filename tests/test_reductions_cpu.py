@@ -415,6 +415,16 @@ class TestFuse:
         with pytest.raises(IndexError, match="Dimension out of range"):
             fuser.fuse(lambda x: torch.relu(x).amax(5))(torch.ones(3, 4))
 
+    @pytest.mark.parametrize("name", ["amax", "argmax", "argmin", "max", "min"])
+    def test_a_dimension_out_of_range_is_said_in_torchs_words(self, name: str) -> None:
+        fused = fuser.fuse(lambda x: getattr(torch.relu(x), name)(5))
+        said = []
+        for function in (fused, fused.function):
+            with pytest.raises(IndexError) as raised:
+                function(torch.ones(3, 4))
+            said.append(str(raised.value))
+        assert said[0] == said[1]
+
     @pytest.mark.parametrize(
         "form",
         [
