@@ -6,6 +6,7 @@ import collections
 import copy
 import enum
 import pickle
+import re
 import sys
 import types
 from collections.abc import Callable
@@ -262,6 +263,18 @@ def test_checks_of_torchs_hold_in_every_call(x: torch.Tensor) -> None:
         fused(x, -1)
     with pytest.raises(TracingError, match="makes Python wait for its elements"):
         fuser.fuse(lambda x: torch._check(x.sum() > 0) or x * 2)(x)
+
+
+@pytest.mark.parametrize("function", [lambda x: x.view(7, 7), lambda x: (x[..., :0].sum(1), x.view(7, 7) * 2)[1]])
+def test_what_torch_refuses_is_said_where_control_flow_asks_for_it(function: Callable[..., Any]) -> None:
+    x = torch.ones(3, 5)
+    with pytest.raises(RuntimeError) as wanted:
+        function(x)
+    # An error of the values would be a wrong clue: there are none.
+    with pytest.raises(TracingError, match=re.escape(str(wanted.value))) as raised:
+        fuser.fuse(lambda x: x * 2 if function(x).dim() == 2 else x)(x)
+    assert "torch.where" not in str(raised.value)
+    assert raised.value.source_line is not None
 
 
 def test_the_memory_of_what_is_computed_cannot_be_asked_for(x: torch.Tensor) -> None:

@@ -53,8 +53,12 @@ def find_kind(value: Any) -> type:
     return torch.Tensor if isinstance(value, torch._subclasses.FakeTensor) else type(value)
 
 
+@dataclass(frozen=True, slots=True)
 class Unknown:
     """Stands for a value that only the elements of tensors decide, or that fake tensors cannot tell."""
+
+    # What torch says of the call that it comes from, where that is wrong.
+    refusal: str = ""
 
 
 class Examples:
@@ -105,8 +109,9 @@ class Examples:
                 return self.mode.from_tensor(value) if is_real else value
             except Exception:  # A tensor of torch.func's, or of a kind that has no fake one.
                 return Unknown()
-        if any(isinstance(self._known[source], Unknown) for source in node.all_input_nodes):
-            return Unknown()
+        unknown = [value for source in node.all_input_nodes if isinstance(value := self._known[source], Unknown)]
+        if unknown:
+            return unknown[0]
         tensors = [source for source in node.all_input_nodes if isinstance(self._known[source], torch.Tensor)]
         if tensors and _name_question(node) in _OBJECT_QUESTIONS:
             # What is computed is nowhere yet.
@@ -127,8 +132,14 @@ class Examples:
                 given: Any = args[0]
                 return torch.nn.functional.batch_norm(given, None, None, function.weight, function.bias, True)
             return function(*args, **kwargs)
-        except Exception:
-            return Unknown()
+        except Exception as error:
+            return Unknown(_tell_refusal(error))
+
+
+def _tell_refusal(error: Exception) -> str:
+    # Fake tensors have exceptions of their own for what they cannot tell.
+    is_wrong = type(error).__module__ == "builtins" and not isinstance(error, NotImplementedError)
+    return f"{type(error).__name__}: {error}" if is_wrong else ""
 
 
 @contextmanager

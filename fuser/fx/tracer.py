@@ -406,7 +406,13 @@ class _Tracer(fx.Tracer):
         if self.examples is None:
             raise TracingError("control flow depends on arguments: call the function, or warmup() with examples, first")
         value = self.examples.find(proxy.node)
-        if any(map(self.has_elements, pytree.tree_leaves(value))):
+        leaves = pytree.tree_leaves(value)
+        refusal = next((item.refusal for item in leaves if isinstance(item, Unknown) and item.refusal), "")
+        if refusal:
+            raise TracingError(
+                f"{what} depends on a call that torch refuses, or that needs elements, which a trace has not: {refusal}"
+            )
+        if any(map(self.has_elements, leaves)):
             raise TracingError(
                 f"{what} makes Python wait for its elements, which a trace has not: use {instead}, or leave this "
                 "part out of the fused function"
