@@ -237,6 +237,21 @@ def test_numbers() -> None:
 
 
 @pytest.mark.cpu
+@pytest.mark.filterwarnings("ignore:runs in eager torch")
+@pytest.mark.parametrize("dtype", [torch.int32, torch.complex64, torch.float32])
+def test_a_smooth_loss_without_a_beta_takes_what_l1_loss_takes(dtype: torch.dtype) -> None:
+    x = torch.arange(6).view(2, 3).to(dtype)
+    for reduction in ("none", "sum", "mean"):
+        function = lambda x, reduction=reduction: F.smooth_l1_loss(x * 2, x + 3, reduction=reduction, beta=0.0)  # noqa: E731
+        got, wanted = outcome(fuser.fuse(function), x), outcome(function, x)
+        if isinstance(wanted, Exception):
+            assert isinstance(got, type(wanted))
+            assert str(got) == str(wanted)
+        else:
+            assert same_bits(got, wanted)
+
+
+@pytest.mark.cpu
 @pytest.mark.parametrize("shape", [(6,), (4, 6), (5,), (2, 4, 6)])
 def test_weights(shape: tuple[int, ...]) -> None:
     """What torch multiplies by in place has to fit."""

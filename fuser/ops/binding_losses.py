@@ -150,7 +150,9 @@ def _bind_functional_smooth_l1(
     reduction: Any = "mean",
     beta: Any = 1.0,
 ) -> OpCall | None:
-    return _functional(_smooth_l1(input, target, beta, "smooth_l1_loss"), reduction, size_average, reduce)
+    # Without a beta torch calls its l1_loss, which takes integers and complex numbers, too.
+    make = _absolute if is_constant(beta) and beta == 0 else _smooth_l1
+    return _functional(make(input, target, beta, "smooth_l1_loss"), reduction, size_average, reduce)
 
 
 def _bind_functional_huber(
