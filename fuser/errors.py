@@ -130,6 +130,10 @@ class NotDifferentiableError(GradientError):
         super().__init__(f"{functor or 'the functor'} has no derivative: {reason}{where}")
         self.reason = reason
         self.place = place
+        self.functor = functor
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        return type(self), (self.reason, self.place, self.functor)
 
     @property
     def line(self) -> int | None:

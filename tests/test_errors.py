@@ -32,8 +32,11 @@ from fuser.errors import (
     FuserError,
     GradientError,
     GroupError,
+    NotDifferentiableError,
     ShapeError,
+    TracingError,
     UnsupportedError,
+    UntranslatableError,
 )
 
 AXPY = "template <typename T> T axpy(T x, T y, T alpha) { return alpha * x + y; }"
@@ -425,6 +428,28 @@ def test_a_setting_cannot_be_deleted() -> None:
     assert fuser.config.max_plans == 1024
     with fuser.config.patch(cache_dir=Path("some/where")):  # type: ignore[arg-type]
         assert fuser.config.cache_dir == "some/where"
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda item: pickle.loads(pickle.dumps(item))])
+@pytest.mark.parametrize(
+    "error",
+    [
+        FunctorError("wrong", 2, 7),
+        NotDifferentiableError("a bit cast", (2, 7), "bits"),
+        NotDifferentiableError("a bit cast"),
+        UntranslatableError("goto end;", 1, 1, "goto"),
+        TracingError("branches", "file.py", 3, "if x > 0:"),
+        CompileError(
+            "wrong", diagnostics=[Diagnostic("f", 1, 2, "error", "what")], source="a\nb", options="-O", log="c"
+        ),
+        UnsupportedError("no kernel", application=3, is_expected=True),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_of_other_processes_say_the_same(duplicate: Callable[[Any], Any], error: FuserError) -> None:
+    # As those of a pool's workers and of a DataLoader's.
+    again = duplicate(error)
+    assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
 
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda item: pickle.loads(pickle.dumps(item))])
