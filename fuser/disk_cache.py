@@ -299,10 +299,16 @@ def list_entries() -> list[tuple[Path, os.stat_result]]:
 
 
 def clear_cache() -> int:
-    """Remove all entries; return how many there were. Kernels that are loaded stay."""
+    """Remove all entries; return how many there were. Kernels that are loaded stay.
+
+    Raises:
+        OSError: one cannot be removed, as in a folder that is read-only.
+    """
     entries = list_entries()
     for path, _ in entries:
-        _remove(path)
+        # Others remove files too.
+        with ignoring(FileNotFoundError):
+            _delete(path)
     return len(entries)
 
 
@@ -424,7 +430,11 @@ def _list(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 def _remove(path: Path) -> None:
     with ignoring(OSError):
-        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        _delete(path)
+
+
+def _delete(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 # ---- locks ----

@@ -196,6 +196,23 @@ def test_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["cache", "path"]) == 1
 
 
+def test_a_cache_that_cannot_be_emptied_is_not_said_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = tmp_path / "kernels" / f"{'0' * 64}-{'0' * 16}"
+    entry.parent.mkdir()
+    entry.touch()
+
+    with fuser.config.patch(cache_dir=str(tmp_path), disk_cache=True):
+        with monkeypatch.context() as patched:
+            # What refuses, as a folder that is read-only does to all but root.
+            patched.setattr(os, "unlink", os.rmdir)
+            assert main(["cache", "clear"]) == 1
+        assert capsys.readouterr() == ("", f"{entry}: Not a directory\n")
+        assert main(["cache", "clear"]) == 0
+    assert ": 1 entries removed" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("content", [None, b"\xd0\xff"])
 def test_a_file_that_cannot_be_read(content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "functor.h"
