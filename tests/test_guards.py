@@ -1093,6 +1093,14 @@ def transforms(x: Any) -> Any:
     return torch.func.vmap(torch.relu)(x)  # the transform
 
 
+def yields(x: Any) -> Any:  # the generator
+    yield x
+
+
+def collects(x: Any) -> Any:  # the set
+    return {x + 1}
+
+
 ERRORS = {
     branches: ("torch.where", "the branch"),
     converts: ("the tensor itself", "the conversion"),
@@ -1101,6 +1109,8 @@ ERRORS = {
     ranges: ("index or a count", "the range"),
     nested: ("torch.where", "the branch"),
     transforms: ("cannot trace this", "the transform"),
+    yields: ("of type generator into a graph, as a result", "the generator"),
+    collects: ("lists, tuples, dicts", "the set"),
 }
 
 

@@ -28,7 +28,7 @@ from torch.utils import _pytree as pytree
 
 from fuser import errors
 from fuser.dtypes import plain_number
-from fuser.errors import FuserError, TracingError
+from fuser.errors import FuserError, TracingError, describe_type
 from fuser.fx.arguments import NUMBER, Key, is_as_given, name_leaves, rebuild
 from fuser.fx.examples import Examples, Facts, Unknown, find_facts, find_kind
 from fuser.fx.finished import finish_graph
@@ -287,9 +287,12 @@ class _Tracer(fx.Tracer):
             made = super().create_arg(plain_number(a))
         except NotImplementedError:
             # Meshes of devices and placements, of which fx knew nothing before torch 2.13; they never change.
-            if not type(a).__module__.startswith("torch.distributed."):
-                raise
-            return self.hold(a).node
+            if type(a).__module__.startswith("torch.distributed."):
+                return self.hold(a).node
+            raise TracingError(
+                f"fuse cannot put a value of type {describe_type(a)} into a graph, as a result or as an argument: a "
+                "graph has tensors, numbers, texts, and lists, tuples, dicts and dataclasses of them"
+            ) from None
         if isinstance(made, fx.Node) and made.op == "get_attr":
             # What fx cannot write into code, as the spec of a tree: it has put it into a root of its own.
             self.targets[str(made.target)] = a
