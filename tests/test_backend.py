@@ -386,3 +386,23 @@ def test_a_backward_pass_runs_again(is_kept: bool, tmp_path: Path, monkeypatch: 
             torch._dynamo.reset()
         for mine, wanted in zip(step("fuser"), step("eager"), strict=True):
             assert torch.allclose(mine, wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("artifact", "is_found"),
+    [("launch", True), *((name, False) for name in ("node", "spec", "source", "compile", "dump"))],
+)
+def test_kernels_that_are_looked_at_come_from_no_cache_of_graphs(
+    artifact: str, is_found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    settings: Any = {"dump": str(tmp_path / "dump")} if artifact == "dump" else {"logs": artifact}
+    hits = torch._dynamo.utils.counters["aot_autograd"]
+    x = draw((4, 8), torch.float32)
+    with functorch_config.patch(enable_autograd_cache=True):
+        torch.compile(torch.tanh, backend="fuser")(x)
+        torch._dynamo.reset()
+        hits.clear()
+        with fuser.config.patch(**settings):
+            torch.compile(torch.tanh, backend="fuser")(x)
+    assert hits["autograd_cache_hit"] == is_found

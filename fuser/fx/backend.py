@@ -27,7 +27,7 @@ from torch.compiler import config as compiler_config
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.utils.checkpoint import CheckpointPolicy
 
-from fuser import library
+from fuser import library, log
 from fuser.compiler import registered
 from fuser.config import config
 from fuser.errors import ArgumentError
@@ -159,8 +159,8 @@ def fuser_backend(
             ``{"fuel": int}``: fuse no more groups than that in each graph of Dynamo's, forward and backward together.
 
     What was compiled is kept by AOTAutograd's cache, as Inductor's is (``torch.compiler.config``), but with CUDA
-    graphs, ``autotune`` or ``fuel``, and where floats differ from call to call. The backward pass is compiled with the
-    forward pass.
+    graphs, ``autotune`` or ``fuel``, where floats differ from call to call, and where kernels are logged or dumped. The
+    backward pass is compiled with the forward pass.
 
     Raises:
         ArgumentError: an unknown mode or option.
@@ -196,7 +196,9 @@ def fuser_backend(
 
     # What is recorded, or depends on what was compiled before, is nothing that another process could use.
     is_kept = all(chosen[name] == OPTIONS[name][0] for name in OPTIONS if name != "numerics") and config.fuel is None
-    is_kept = is_kept and not _takes_floats(graph_module)
+    # What is looked at is made here: a graph from the cache has its kernels, and none of their texts.
+    is_looked_at = config.dump is not None or any(map(log.wants, ("node", "spec", "source", "compile")))
+    is_kept = is_kept and not is_looked_at and not _takes_floats(graph_module)
     backend = build_backend(compile_as, chosen["numerics"])
     # Both passes are one entry of the cache.
     with (
