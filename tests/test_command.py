@@ -466,6 +466,20 @@ def test_bisect_of_what_no_group_makes_wrong(tmp_path: Path, capsys: pytest.Capt
     assert capsys.readouterr().out == "the script does not fail\n"
 
 
+@pytest.mark.slow
+def test_bisect_leaves_folders_of_modules_where_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, modules = tmp_path / "script.py", tmp_path / "modules"
+    modules.mkdir()
+    (modules / "helper.py").touch()
+    script.write_text("import helper")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(modules), str(Path(fuser.__file__).parents[1])]))
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    assert main(["bisect", "--folder", str(tmp_path / "found"), str(script)]) == 1
+    assert capsys.readouterr() == ("the script does not fail\n", "")
+
+
 @pytest.mark.cpu
 def test_bench(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = f"bench {file} --scalar alpha --device cpu --sizes 64 1000 --seconds 0.001".split()

@@ -92,7 +92,9 @@ def run_watched(folder: Path, command: Sequence[str]) -> None:
     """Run a script in this process, and note how many groups there are and what the last one is."""
     passes.process_fuel = _Watched(folder)
     sys.argv = list(command)
-    sys.path[0] = str(Path(command[0]).resolve().parent)
+    # As Python does it, which leaves the folder out where it is told to (-P): the first place is then another's.
+    if not sys.flags.safe_path:
+        sys.path[0] = str(Path(command[0]).resolve().parent)
     runpy.run_path(command[0], run_name="__main__")
 
 
