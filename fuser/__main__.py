@@ -8,6 +8,7 @@ import importlib.util
 import io
 import math
 import os
+import re
 import shlex
 import sys
 import warnings
@@ -84,7 +85,7 @@ def _make_parser() -> argparse.ArgumentParser:
         command.add_argument("--device", choices=("cpu", "cuda"), default=None)
         if name == "show":
             command.add_argument("--dtype", type=_read_dtype, default=torch.float32, help="of its tensors")
-            command.add_argument("--target", help="show a CUDA kernel for this architecture (sm_90)")
+            command.add_argument("--target", type=_read_architecture, help="show a CUDA kernel for it, such as sm_90")
             command.add_argument("--assembly", action="store_true", help="show machine code, too")
         if name == "bench":
             command.add_argument("--dtype", nargs="+", type=_read_dtype, default=[torch.float32, torch.bfloat16])
@@ -216,6 +217,13 @@ def _read_dtype(name: str) -> torch.dtype:
     if dtype not in DTYPES:
         raise argparse.ArgumentTypeError(f"functors do not compute in {name}")
     return dtype
+
+
+def _read_architecture(name: str) -> str:
+    # Of a virtual one (compute_90) NVRTC makes no machine code.
+    if not re.fullmatch(r"sm_\d+[a-z]?", name):
+        raise argparse.ArgumentTypeError(f"an architecture is wanted, such as sm_90, got {name!r}")
+    return name
 
 
 def _read_count(text: str) -> int:

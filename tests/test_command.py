@@ -273,6 +273,7 @@ def test_a_compiler_that_says_nothing_of_its_version(tmp_path: Path, capsys: pyt
         "bench f.h --seconds soon",
         "show f.h --dtype float31",
         "show f.h --dtype quint8",
+        "show f.h --target compute_90",
     ],
 )
 def test_wrong_arguments(line: str, capsys: pytest.CaptureFixture[str]) -> None:
