@@ -686,6 +686,7 @@ def test_compile_error_points_at_the_users_line(
     [
         ("template <typename T> T f(T x) { return undeclared_name; }", 1),
         ("template <typename T> T f(T x) { /* Größe ≤ 中 */ return undeclared_name; }", 1),
+        ("\ttemplate <typename T> T f(T x) {\treturn x +\tundeclared_name; }", 1),
         ("template <typename T> T f(T x, T& a, T& b) { a = x; b = undeclared_name; }", 2),
     ],
 )

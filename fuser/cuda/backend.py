@@ -143,8 +143,8 @@ def parse_nvrtc_log(log: str, source: KernelSource) -> list[Diagnostic]:
                 column = 1 + (named.start() if named is not None else len(shown) - len(shown.lstrip()))
                 found.append(Diagnostic(label, number, column, "error", match[5]))
                 continue
-        # The line is followed by its caret; types of arguments may stand between the message and the line.
-        caret = next((at for at in range(index + 1, len(lines)) if not lines[at].strip(" ^")), len(lines))
+        # The line is followed by its caret, behind the same tabs; types of arguments may stand between.
+        caret = next((at for at in range(index + 1, len(lines)) if not lines[at].strip(" \t^")), len(lines))
         if caret < len(lines) and "^" in lines[caret] and number <= len(own):
             shown, code = lines[caret - 1], own[number - 1].strip()
             indent = len(own[number - 1]) - len(own[number - 1].lstrip())
