@@ -83,8 +83,9 @@ def _make_parser() -> argparse.ArgumentParser:
         command.add_argument("--scalar", action="append", default=[], help="name of a scalar parameter; repeatable")
         command.add_argument("--outputs", type=int, default=1, help="number of outputs (T&)")
         command.add_argument("--device", choices=("cpu", "cuda"), default=None)
-        if name == "show":
+        if name != "bench":
             command.add_argument("--dtype", type=_read_dtype, default=torch.float32, help="of its tensors")
+        if name == "show":
             command.add_argument("--target", type=_read_architecture, help="show a CUDA kernel for it, such as sm_90")
             command.add_argument("--assembly", action="store_true", help="show machine code, too")
         if name == "bench":
@@ -122,16 +123,19 @@ def show_cache(options: argparse.Namespace) -> int:
 def run_check(options: argparse.Namespace) -> int:
     """Parse and compile the functor, and print how it is called."""
     function = _read_functor(options)
-    function.check(device=options.device)
+    function.check(device=options.device, dtype=options.dtype)
     print(f"{function.function.functor.signature()} compiles")
     return 0
 
 
 def run_emit(options: argparse.Namespace) -> int:
-    """Print the kernel text of the functor for contiguous float32 tensors."""
+    """Print the kernel text of the functor for contiguous tensors."""
     function = _read_functor(options)
     functor = function.function.functor
-    inputs = [*(torch.empty(2, 2, device="meta") for _ in functor.tensors), *(1.0 for _ in functor.scalars)]
+    inputs = [
+        *(torch.empty(2, 2, dtype=options.dtype, device="meta") for _ in functor.tensors),
+        *(1.0 for _ in functor.scalars),
+    ]
     group = function.spec(len(functor.tensors)).group
     print(fuser.debug_get_fused_kernel_code(group, inputs, device=options.device or _default_device()))
     return 0

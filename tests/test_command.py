@@ -233,10 +233,21 @@ def test_emit_several_outputs(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 def test_check_on_a_device(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     devices = []
-    monkeypatch.setattr(fuser.JitFunction, "check", lambda self, *, device=None: devices.append(device))
+    monkeypatch.setattr(fuser.JitFunction, "check", lambda self, *, device=None, dtype: devices.append(device))
     for options in ([], ["--device", "cpu"], ["--device", "cuda"]):
         assert main(["check", str(file), "--scalar", "alpha", *options]) == 0
     assert devices == [None, "cpu", "cuda"]
+
+
+@pytest.mark.cpu
+def test_a_functor_of_integers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "odd.h"
+    path.write_text("template <typename T> T odd(T n) { return n & 1; }")
+    assert main(["check", str(path), "--device", "cpu"]) == 1
+    assert "line 1, column " in capsys.readouterr().err
+    assert main(["check", str(path), "--device", "cpu", "--dtype", "int16"]) == 0
+    assert main(["emit", str(path), "--device", "cuda", "--dtype", "int16"]) == 0
+    assert "const int16_t* in0" in capsys.readouterr().out
 
 
 def test_info_without_a_compiler(capsys: pytest.CaptureFixture[str]) -> None:
