@@ -1,7 +1,7 @@
 """What fuser says while it works, by Python's ``logging``: a logger ``fuser.NAME`` for each artifact.
 
 A program sets levels and handlers as it does for its other loggers; everything is said at level DEBUG. ``FUSER_LOGS``
-(``fuser.config.logs``) names artifacts that are written to stderr instead.
+(``fuser.config.logs``) names artifacts that are written to stderr, whatever the program does with its loggers.
 """
 
 from __future__ import annotations
@@ -43,27 +43,28 @@ class _ToStderr(logging.StreamHandler[TextIO]):
         pass
 
 
+# No logger's: with a level for it, the program's handlers would write all of it a second time.
 _handler = _ToStderr()
 _handler.setFormatter(logging.Formatter("--- %(name)s\n%(message)s"))
+_shown: set[str] = set()
 
 
 def wants(name: str) -> bool:
     """Whether anybody listens to an artifact: ask before making a text that takes time."""
-    return _LOGGERS[name].isEnabledFor(logging.DEBUG)
+    return name in _shown or _LOGGERS[name].isEnabledFor(logging.DEBUG)
 
 
 def say(name: str, text: str) -> None:
-    """Tell an artifact's logger."""
+    """Tell an artifact's logger, and stderr if it is shown there."""
+    logger = _LOGGERS[name]
+    if name in _shown:
+        _handler.handle(logging.makeLogRecord({"name": logger.name, "msg": text}))
     # As an argument: a text may have percent signs.
-    _LOGGERS[name].debug("%s", text)
+    logger.debug("%s", text)
 
 
 def show(names: Collection[str]) -> None:
     """Write these artifacts to stderr, and no others."""
-    for name, logger in _LOGGERS.items():
-        if name in names:
-            logger.setLevel(logging.DEBUG)
-            logger.addHandler(_handler)
-        elif _handler in logger.handlers:
-            logger.removeHandler(_handler)
-            logger.setLevel(logging.NOTSET)
+    # Not cleared: other threads say things meanwhile.
+    _shown.intersection_update(names)
+    _shown.update(names)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import itertools
+import logging
 import os
 import sys
 import threading
@@ -408,6 +409,20 @@ def test_artifacts_are_written_to_stderr(capsys: pytest.CaptureFixture[str]) -> 
     written = capsys.readouterr().err.splitlines()
     assert [line for line in written if line.startswith("--- ")] == ["--- fuser.source", "--- fuser.launch"]
     assert any("fuser_kernel" in line for line in written)
+
+
+@pytest.mark.cpu
+def test_what_is_written_to_stderr_leaves_a_programs_loggers_alone(caplog: pytest.LogCaptureFixture) -> None:
+    # A handler at the root, which has the level of warnings, is not asked; a logger's level is the program's.
+    logger = logging.getLogger("fuser.launch")
+    with config.patch(logs="launch"):
+        new_functor()(torch.ones(8))
+    assert not caplog.records
+    with caplog.at_level("DEBUG", logger=logger.name):
+        with config.patch(logs="launch"):
+            new_functor()(torch.ones(8))
+        assert logger.level == logging.DEBUG
+    assert [item.name for item in caplog.records] == [logger.name]
 
 
 @pytest.mark.cpu
