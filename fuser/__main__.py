@@ -158,8 +158,8 @@ def run_bench(options: argparse.Namespace) -> int:
     function, device, rows = _read_functor(options), _find_device(options.device), list[bench.Row]()
     # What cannot be written is said before it is measured.
     for path in (options.json, options.plot):
-        if path is not None and not path.parent.is_dir():
-            raise FileNotFoundError(errno.ENOENT, "no such folder", str(path.parent))
+        if path is not None:
+            _check_writable(path)
     if options.plot is not None and importlib.util.find_spec("matplotlib") is None:
         raise ImportError("--plot needs matplotlib: pip install matplotlib")
 
@@ -195,6 +195,16 @@ def _read_functor(options: argparse.Namespace) -> fuser.JitFunction:
     except UnicodeDecodeError as error:
         raise ValueError(f"{options.file}: no text: {error}") from None
     return fuser.jit_fn(text, num_outputs=options.outputs, scalars=options.scalar)
+
+
+def _check_writable(path: Path) -> None:
+    # Without writing: there may be nothing to write in the end.
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "no such folder", str(path.parent))
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
 
 def _find_device(name: str | None) -> str:

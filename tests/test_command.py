@@ -512,6 +512,15 @@ def test_bench(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert all(0 < value < 1e6 for row in document["rows"] for value in row["microseconds"].values())
 
 
+def test_figures_that_cannot_be_written_are_not_measured(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: path != file.parent)
+    for place, told in ((file.parent, "Is a directory"), (file.parent / "new.json", "Permission denied")):
+        assert main(["bench", str(file), "--device", "cpu", "--json", str(place)]) == 1
+        assert capsys.readouterr() == ("", f"{place}: {told}\n")
+
+
 @pytest.mark.slow
 def test_a_pipe_that_closes_ends_a_command_quietly() -> None:
     command = subprocess.Popen(
