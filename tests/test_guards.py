@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import enum
+import linecache
 import pickle
 import re
 import sys
@@ -1132,6 +1133,18 @@ def test_tracing_errors_show_the_users_line(function: Any, x: torch.Tensor) -> N
     assert not [path for path in frames if "torch" in str(path)]
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), again.line) == (str(error), error.line)
+
+
+def test_a_tracing_error_shows_the_line_of_a_cell(x: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As IPython names its cells, which are in no file.
+    name, text = "<ipython-input-1-0123456789ab>", "def cell(x):\n    y = x + 1\n    return y if y.sum() > 0 else x\n"
+    monkeypatch.setitem(linecache.cache, name, (len(text), None, text.splitlines(keepends=True), name))
+    made: dict[str, Any] = {}
+    exec(compile(text, name, "exec"), made)
+    with pytest.raises(TracingError) as caught:
+        fuser.fuse(made["cell"])(x)
+    error = caught.value
+    assert (error.filename, error.line, error.source_line) == (name, 3, "    return y if y.sum() > 0 else x\n")
 
 
 def test_an_exception_of_the_users_own_stays_one(x: torch.Tensor) -> None:

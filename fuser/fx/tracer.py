@@ -105,7 +105,7 @@ def _trace(function: Callable[..., Any], make_tracer: Callable[[], _Tracer], key
         try:
             graph = tracer.run(guards)
         except Exception as error:
-            place = _find_place(error) or _place_of(inspect.unwrap(function).__code__, None)
+            place = _find_place(error, inspect.unwrap(function).__code__)
             replaced = guards.remove_proxies()
             if isinstance(error, TracingError) or (not isinstance(error, FuserError) and _is_of_tracing(error)):
                 # The function did not come to where it switches back.
@@ -475,16 +475,18 @@ def _is_of_tracing(error: Exception) -> bool:
 _LIBRARIES = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, inspect.__file__, errors.__file__))
 
 
-def _find_place(error: Exception) -> tuple[str, int, str] | tuple[()]:
-    # The innermost line of the user's.
-    found: tuple[types.CodeType, int] | None = None
+def _find_place(error: Exception, own: types.CodeType) -> tuple[str, int, str]:
+    # The innermost line of the user's; else where the function begins. A name as <eval_with_key> is of code that was
+    # made, unless the function itself is there: in a cell of IPython, or a line of Python's prompt.
+    found: tuple[types.CodeType, int | None] = own, None
     step = error.__traceback__
     while step is not None:
         code = step.tb_frame.f_code
-        if not code.co_filename.startswith(_LIBRARIES) and code.co_filename[:1] != "<":
+        is_made = code.co_filename[:1] == "<" and code.co_filename != own.co_filename
+        if not is_made and not code.co_filename.startswith(_LIBRARIES):
             found = code, step.tb_lineno
         step = step.tb_next
-    return _place_of(*found) if found else ()
+    return _place_of(*found)
 
 
 def _place_of(code: types.CodeType, line: int | None) -> tuple[str, int, str]:
