@@ -105,7 +105,7 @@ def count_fallback(reason: str) -> None:
 
 
 def warn_once(reason: str, message: str, category: type[Warning]) -> None:
-    """Warn, from the caller outside of fuser, unless this reason was warned about before."""
+    """Warn, from the caller outside of fuser and torch, unless this reason was warned about before."""
     with _lock():
         is_new = reason not in _warned
         _warned.add(reason)
@@ -114,10 +114,14 @@ def warn_once(reason: str, message: str, category: type[Warning]) -> None:
         warnings.warn(f"{message} (said once; silence it with {silence})", category, stacklevel=_depth_of_caller())
 
 
+_BETWEEN = frozenset({"contextlib", "fuser", "torch"})
+
+
 def _depth_of_caller() -> int:
     # The frame outside of fuser, as warnings.warn counts from the one that calls it; contextlib's is a decorator's of
-    # fuser's.
+    # fuser's, and torch's are those of a module's call, a compiled function's or a backward pass. Code that torch has
+    # written is of no module.
     depth, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in {"fuser", "contextlib"}:
+    while frame.f_back is not None and frame.f_globals.get("__name__", "torch").partition(".")[0] in _BETWEEN:
         depth, frame = depth + 1, frame.f_back
     return depth

@@ -332,3 +332,19 @@ def test_equal_results_are_tensors_of_their_own() -> None:
         fuser.override_can_fuse_on_cpu(before)
         first.zero_()
         torch.testing.assert_close(second, torch.sigmoid(x))
+
+
+@pytest.mark.parametrize("how", ["a module", "a compiled function", "a backward pass"])
+@pytest.mark.usefixtures("no_cpu_fusion")
+def test_a_warning_is_of_the_users_line_behind_torchs(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, relu = torch.ones(3, requires_grad=True), fuser.fuse(torch.nn.ReLU())
+    calls: dict[str, Callable[[], Any]] = {
+        "a module": lambda: relu(x.detach()),
+        "a compiled function": lambda: torch.compile(lambda x: torch.relu(x) + 1, backend="fuser")(x.detach()),
+        "a backward pass": relu(x).sum().backward,
+    }
+    # Whatever was warned of by now.
+    monkeypatch.setattr("fuser.counters._warned", set())
+    with pytest.warns(fuser.errors.FallbackWarning, match="switched off") as caught:
+        calls[how]()
+    assert caught[0].filename == __file__
