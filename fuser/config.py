@@ -269,8 +269,8 @@ class Values(TypedDict, total=False):
 
     numerics: Literal["strict", "fast"]
     cpu_math: Literal["fast", "precise"]
-    cxx: str | None
-    cache_dir: str | None
+    cxx: str | os.PathLike[str] | None
+    cache_dir: str | os.PathLike[str] | None
     disk_cache: bool
     cache_size: int
     lock_timeout: float
@@ -284,10 +284,18 @@ class Values(TypedDict, total=False):
     internal_errors: Literal["fallback", "raise"]
     full_tracebacks: bool
     logs: str | Iterable[str]
-    dump: str | None
+    dump: str | os.PathLike[str] | None
 
 
 _TABLE = {setting.name: setting for setting in SETTINGS}
+
+if TYPE_CHECKING:
+
+    class _PathOrText:
+        """A setting that is a text, of which a path is made one."""
+
+        def __get__(self, config: Config, kind: type[Config]) -> str | None: ...
+        def __set__(self, config: Config, value: str | os.PathLike[str] | None) -> None: ...
 
 
 class Config:
@@ -300,8 +308,8 @@ class Config:
     if TYPE_CHECKING:
         numerics: Literal["strict", "fast"]
         cpu_math: Literal["fast", "precise"]
-        cxx: str | None
-        cache_dir: str | None
+        cxx = _PathOrText()
+        cache_dir = _PathOrText()
         disk_cache: bool
         cache_size: int
         lock_timeout: float
@@ -314,7 +322,7 @@ class Config:
         max_unrolled: int
         internal_errors: Literal["fallback", "raise"]
         full_tracebacks: bool
-        dump: str | None
+        dump = _PathOrText()
         generation: int
         listeners: list[Callable[[int], None]]
 

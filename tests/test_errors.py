@@ -426,7 +426,7 @@ def test_a_setting_cannot_be_deleted() -> None:
     with pytest.raises(AttributeError, match="has no setting 'plans'"):
         del fuser.config.plans  # type: ignore[attr-defined]
     assert fuser.config.max_plans == 1024
-    with fuser.config.patch(cache_dir=Path("some/where")):  # type: ignore[arg-type]
+    with fuser.config.patch(cache_dir=Path("some/where")):
         assert fuser.config.cache_dir == "some/where"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import assert_type
 
 import torch
@@ -56,7 +57,10 @@ def check(x: Tensor) -> None:
     fuser.config.numerics = "fast"
     fuser.config.numerics = "quick"  # type: ignore[assignment]
     fuser.config.numeric = "fast"  # type: ignore[attr-defined]
-    with fuser.config.patch(numerics="fast", logs="source"):
+    fuser.config.cache_dir = Path("somewhere")
+    assert_type(fuser.config.cache_dir, str | None)
+    fuser.config.cache_dir = 3  # type: ignore[assignment]
+    with fuser.config.patch(numerics="fast", logs="source", dump=Path("somewhere")):
         pass
     with fuser.config.patch(numeric="fast"):  # type: ignore[call-arg]
         pass
