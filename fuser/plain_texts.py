@@ -34,6 +34,8 @@ def takes_decisions(functor: Functor) -> bool:
 
 # A zero, however it is written, or a fused sum.
 _ZERO_OR_FUSED = re.compile(r"(?<![\w.])\.?0|\bfalse\b|\w ?(?:\( ?\)|\{ ?\})|\bfma\b")
+# What calls a function, and is no statement or conversion.
+_CALL = re.compile(r"\b(?!(?:return|if|for|while|switch|T|bool|float|double|u?int\d*(?:_t)?)\b)\w+\s*\(")
 # What may be a cast, of what has a sign.
 _CAST = re.compile(r"\s*\(\s*[\w:]+\s*\)\s*[-+]")
 
@@ -41,7 +43,7 @@ _CAST = re.compile(r"\s*\(\s*[\w:]+\s*\)\s*[-+]")
 def may_end_in_product(functor: Functor, slot: int = 0) -> bool:
     """Whether one of the results may be a product, or come from a function that ends in one."""
     body, outputs = functor.source.partition("{")[2], [item.name for item in functor.outputs]
-    if "*" not in functor.source and not re.search(r"\b(?!return\b)\w+\s*\(", body):
+    if "*" not in functor.source and not _CALL.search(body):
         return False
     whole = re.fullmatch(r"\s*return\b([^;]*);\s*}\s*", body)
     # Nothing remains of a sum with 0; a fused one may be with what is none.

@@ -85,6 +85,8 @@ def test_moments_and_norms_of_sixteen_bits_have_shorter_vectors_than_sums() -> N
         ("T f(T a, T b) { return a > b ? a + b * b : a * b; }", 0, True),
         ("T f(T a, T b) { return (a > b) | (a != a) ? a : b; }", 0, False),
         ("T f(T a, T b) { return fma(a, b, a); }", 0, True),
+        ("T f(T a, T b) { if (uint64_t(a) < int(b)) { return a; } return T(b); }", 0, False),
+        ("T f(T a, T b) { if (a < b) { return a; } return product(a, b); }", 0, True),
         ("void f(T a, T b, T x, T& s, T& t) { s = a + x * x; t = b + x * (x - s); }", 0, False),
         ("void f(T a, T b, T x, T& s, T& t) { s = a + x * x; t = b + x * (x - s); }", 1, False),
         ("void f(T a, T b, T x, T& s, T& t) { s = a + x * x; t = x * b; }", 1, True),
