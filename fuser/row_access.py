@@ -31,11 +31,11 @@ SHARED_BYTES, SHARED_TEAM = 64, 512
 SHARED_BATCHES = (1, 2, 4)
 # Blocks that share a row which no block can hold: bytes of it that each is to have, and the threads of those that have
 # more than so many, or read them from the cache when they read them again. Bytes that a thread reads side by side, also
-# from the cache, and elements of a row at most. Measured on an H200.
+# from the cache. Measured on an H200. Elements of a row at most, and accumulators: parts of all wait in shared memory.
 STRETCH_BYTES, LONG_STRETCH_BYTES = 50_000, 66_000
 STRETCHING_BLOCK = 512
 HOLDING_BYTES, STRETCHING_BYTES = 64, 128
-MOST_STRETCHED = 1 << 22
+MOST_STRETCHED, MOST_STRETCHED_ACCUMULATORS = 1 << 20, 4
 # Elements of a row that a thread computes with, pass by pass.
 KEPT_ELEMENTS = 64
 # More of them than this are many.
@@ -285,7 +285,8 @@ def _along(
     alone = Tuning(block=team, unroll=unroll, team=team, is_resident=True)
     if team <= (MAX_BLOCK // 2 if may_share else MAX_BLOCK // 4):
         return alone
-    is_stretched = not may_share and stretches(length, vector, limits)
+    is_few = accumulators <= MOST_STRETCHED_ACCUMULATORS
+    is_stretched = not may_share and is_few and stretches(length, vector, limits)
     if not may_share:
         # Other blocks have to fill a block's pauses: those of clusters are shorter. They have whole batches each, the
         # fewer the better, but several warps; few threads of a light block have nothing to do.
