@@ -88,6 +88,8 @@ class Tuning(NamedTuple):
     looks: bool = False
     resident: int = 0
     most_blocks: int = 0
+    # Of a kernel without reductions: whether it begins where a launch before it ended, with what the cache still has.
+    from_end: bool = False
     # Whether the next launch may begin once all of its blocks have, and whether that is this one (fuser.abreast).
     leads: bool = False
     follows: bool = False

@@ -385,6 +385,8 @@ def _cut_and_order(
 ) -> list[_Part]:
     # As they are launched.
     parts = list(_cut(expanded, outputs, device, orders))
+    if device.type == "cuda":
+        parts = [_from_end(part) if _is_after(expanded, parts[:at], part) else part for at, part in enumerate(parts)]
     if len(parts) < 2 or not starts_abreast(device) or any(part.space.is_empty for part in parts):
         return parts
     # By tensors, not by values: some of these are parts of one tensor.
@@ -402,6 +404,19 @@ def _cut_and_order(
     return [
         parts[slot]._replace(args=parts[slot].args._replace(tuning=tuning)) for slot, tuning in side_by_side(kernels)
     ]
+
+
+def _is_after(expanded: Expanded, before: Sequence[_Part], part: _Part) -> bool:
+    # Whether a kernel without reductions reads again what one with them has gone through to its end.
+    if part.args.rows is not None or part.args.tuning.tile:
+        return False
+    shape = expanded.values[part.outputs[0]].desc.shape
+    full = {value for value in part.inputs if expanded.values[value].desc.shape == shape}
+    return any(other.args.rows is not None and not full.isdisjoint(other.inputs) for other in before)
+
+
+def _from_end(part: _Part) -> _Part:
+    return part._replace(args=part.args._replace(tuning=part.args.tuning._replace(from_end=True)))
 
 
 def _row_bytes(expanded: Expanded, part: _Part) -> int:

@@ -175,6 +175,24 @@ def test_batch_norms_whose_channels_blocks_go_over_together(
         torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-6 * want.abs().max().item())
 
 
+@pytest.mark.cpu
+def test_what_a_launch_read_is_read_again_from_its_end() -> None:
+    # There the cache still has it.
+    def train(x: Any, w: Any, b: Any) -> Any:
+        return torch.ops.aten._native_batch_norm_legit.no_stats(x, w, b, True, 0.1, 1e-5)
+
+    x, w, b = torch.randn(64, 70, 1600), torch.randn(70), torch.randn(70)
+    with config.patch(numerics="fast"):
+        graph_module = fused(train, (x, w, b))
+    (module,) = fusion_modules(graph_module)
+    (node,) = [node for node in graph_module.graph.nodes if node.op == "call_module"]
+    given = {"x_1": x, "w_1": w, "b_1": b}
+    statistics, normalise = kernel_sources(module.spec, [given.get(str(item), item) for item in node.args], "cuda")
+    assert not statistics.tuning.from_end
+    assert normalise.tuning.from_end
+    assert "gridDim.x - 1 - blockIdx.x" in normalise.text
+
+
 def divided() -> FusionGroup:
     """Rows divided by a number of each, and what they come to."""
     builder = GroupBuilder()

@@ -154,7 +154,7 @@ def _step(loop: Loop) -> str:
     if loop.positions:
         # The chunk is the block's own.
         return f"static_cast<fuser_index>(u) * {block} + threadIdx.x"
-    number = "static_cast<fuser_index>(blockIdx.x)"
+    number = f"static_cast<fuser_index>({'gridDim.x - 1 - ' if loop.tuning.from_end else ''}blockIdx.x)"
     unroll = 1 if loop.tuning.is_stacked else unroll
     return f"{f'({number} * {unroll} + u)' if unroll > 1 else number} * {block} + threadIdx.x"
 
