@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -37,6 +37,8 @@ MAX_BOXES = 32
 MAX_VALUES = 512
 # Steps of a view, from a value to what is read of it: torch's, and "move", by which a part becomes the whole.
 Steps = tuple[tuple[str, tuple[Any, ...]], ...]
+K = TypeVar("K")
+V = TypeVar("V")
 # A tensor without memory that is large enough for anything, and where others begin in it.
 _ORIGIN = 1 << 58
 
@@ -85,6 +87,29 @@ def cut_boxes(
     return _Cutter(group, inputs, typing, layouts).cut()
 
 
+class _Known(Generic[K, V]):
+    """What is known by a value and what has sizes. Those are compared: to hash a symbol is to ask for its value."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, list[tuple[K, V]]] = {}
+
+    def __contains__(self, key: tuple[int, K]) -> bool:
+        return any(own == key[1] for own, _ in self._found.get(key[0], ()))
+
+    def __getitem__(self, key: tuple[int, K]) -> V:
+        return next(found for own, found in self._found[key[0]] if own == key[1])
+
+    def __setitem__(self, key: tuple[int, K], found: V) -> None:
+        self._found.setdefault(key[0], []).append((key[1], found))
+
+    def __len__(self) -> int:
+        return sum(map(len, self._found.values()))
+
+    def results(self) -> Iterator[V]:
+        """Give all that is known."""
+        return (found for pairs in self._found.values() for _, found in pairs)
+
+
 class _Cutter:
     def __init__(
         self,
@@ -98,14 +123,14 @@ class _Cutter:
         self.producers, self.offsets = group.producers(), group.value_offsets()
         self.builder = GroupBuilder(group.numerics)
         self.inputs: list[tuple[int, TensorDesc, InputSpec]] = []
-        self.slots: dict[Any, int] = {}
-        self.handles: dict[tuple[int, Steps], int] = {}
+        self.slots = _Known[tuple[TensorDesc, InputSpec], int]()
+        self.handles = _Known[Steps, int]()
         # Shapes in which values are cut, or seen, that have dimensions merged from those of what is put together, or of
         # what was copied for that.
         self.finer: dict[int, Shape] = {}
         # Applications that merge them.
         self.merging: set[int] = set()
-        self.is_seen: dict[tuple[int, Steps], bool] = {}
+        self.is_seen = _Known[Steps, bool]()
         # Along each dimension of each value, where another formula begins.
         self.cuts: list[tuple[frozenset[int], ...]] = [(frozenset(),) * len(shape) for shape in self.shapes]
 
@@ -271,7 +296,10 @@ class _Cutter:
     def _boxes(self, value: int) -> Iterator[Steps]:
         shape = self.finer.get(value, self.shapes[value])
         finer: Steps = (("view.default", (shape,)),) if value in self.finer else ()
-        ends = [sorted({0, size, *cuts}) for size, cuts in zip(shape, self.cuts[value], strict=True)]
+        # A size that is a symbol is not asked for its value where nothing is cut.
+        ends = [
+            sorted({0, size, *cuts}) if cuts else [0, size] for size, cuts in zip(shape, self.cuts[value], strict=True)
+        ]
         spans = [list(itertools.pairwise(own)) or [(0, 0)] for own in ends]
         for box in itertools.product(*spans):
             yield finer + tuple(
@@ -284,7 +312,7 @@ class _Cutter:
     def _made(self, value: int, steps: Steps) -> int:
         # What writes a box has to be computed, if only a copy.
         handle = self._find(value, steps)
-        is_input = handle in self.slots.values()
+        is_input = handle in self.slots.results()
         return self._cast(handle, self.typing.values[value]) if is_input else handle
 
     def _cast(self, handle: int, dtype: torch.dtype) -> int:
@@ -321,11 +349,11 @@ class _Cutter:
         return self._input(value, seen(desc, steps), spec)
 
     def _input(self, value: int, desc: TensorDesc, spec: InputSpec) -> int:
-        key = (value, desc, spec)
+        key = (value, (desc, spec))
         if key not in self.slots:
             is_scalar = self.group.inputs[value].is_scalar and not spec.is_counter
             self.slots[key] = self.builder.add_input(self.group.inputs[value].name, is_scalar=is_scalar)
-            self.inputs.append(key)
+            self.inputs.append((value, desc, spec))
         return self.slots[key]
 
     def _number(self, item: Application, made: int, steps: Steps) -> int:
@@ -344,7 +372,8 @@ class _Cutter:
         shape = self.shapes[self.offsets[index]]
         tensors = [self._find(value, (*self._widen(value, shape), *steps)) for value in item.tensors]
         made = self.builder.apply(item.function, tensors, [self._find(value, ()) for value in item.scalars], item.name)
-        self.handles |= {(self.offsets[index] + slot, steps): handle for slot, handle in enumerate(made)}
+        for slot, handle in enumerate(made):
+            self.handles[self.offsets[index] + slot, steps] = handle
 
     def _arranged(self, index: int, item: Application, steps: Steps) -> None:
         function, form, made = item.function, item.function.form or (), self.offsets[index]
@@ -485,6 +514,10 @@ def _has_view(shape: Shape, strides: Strides, steps: Steps) -> bool:
 
 def _follow(shape: Shape, strides: Strides, steps: Steps) -> tuple[Shape, Strides, int]:
     """Return shape, strides and first element of what is seen of a tensor that begins at element 0."""
+    while steps and steps[0][0] == "expand.default" and (widened := _expand(shape, strides, *steps[0][1])) is not None:
+        (shape, strides), steps = widened, steps[1:]
+    if not steps:
+        return shape, strides, 0
     looked = _MEMORY.as_strided(shape, strides, _ORIGIN)
     try:
         for step in steps:
@@ -502,6 +535,17 @@ def _follow(shape: Shape, strides: Strides, steps: Steps) -> tuple[Shape, Stride
     if looked.untyped_storage()._cdata != _MEMORY.untyped_storage()._cdata:
         raise UnsupportedError("a view that needs a copy")
     return tuple(looked.shape), tuple(looked.stride()), int(looked.storage_offset()) - _ORIGIN
+
+
+def _expand(shape: Shape, strides: Strides, to: Shape) -> tuple[Shape, Strides] | None:
+    # As torch expands a tensor, of sizes that may be symbols; None: torch has to say.
+    lead = len(to) - len(shape)
+    if lead < 0 or any(size == 1 for size in to[: max(lead, 0)]):
+        return None
+    if any(size < 0 or (own != size and own != 1) for own, size in zip(shape, to[lead:], strict=True)):
+        return None
+    kept = (stride if own == size else 0 for own, stride, size in zip(shape, strides, to[lead:], strict=True))
+    return to, ((0,) * lead + tuple(kept))
 
 
 _MEMORY = torch.empty(1 << 62, dtype=torch.int8, device="meta")

@@ -26,6 +26,7 @@ from fuser.ops import OPS, composite_function, reduction_function
 from fuser.planner import find_texts
 from fuser.progress import Progress
 from fuser.tensor_desc import TensorDesc
+from fuser.warming import cover
 from fuser.warming.cover import SizedCall, evaluate, find_classes
 from fuser.warming.dims import MAX_POINTS, Dim, draw_points, stretch
 
@@ -441,6 +442,18 @@ def test_all_tensors_that_one_parameter_takes_vary(kind: str, *, by_name: bool) 
     for wrong in ({"others": [each] * 3}, [each] * 4):
         with pytest.raises(ArgumentError, match=r"others has no item 2|4 items, for 3 arguments"):
             fuser.warmup(made, x, x, x, dynamic_shapes=wrong)
+
+
+@pytest.mark.cpu
+def test_a_number_that_fills_a_tensor_makes_no_class_of_each_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = fuser.create_jit_fn(AXPY.replace("axpy", "filled"), alpha=1.0)
+    compiled = torch.compile(lambda x, y, scale: own(x * y, y, alpha=scale), backend="fuser", dynamic=True)
+    asked, leave_out = list[Any](), cover.leave_out
+    monkeypatch.setattr(cover, "leave_out", lambda points, *rest: asked.append(points) or leave_out(points, *rest))
+    x = torch.empty(3, 5)
+    fuser.warmup(compiled, x, x, 3.0, dynamic_shapes=[{0: N, 1: M}] * 2)
+    assert 0 < len(asked) < 20
+    is_ready(lambda x, y: compiled(x, y, 3.0), lambda n, m: torch.rand(2, n, m).unbind())
 
 
 @pytest.mark.cpu
