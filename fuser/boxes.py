@@ -538,14 +538,21 @@ def _follow(shape: Shape, strides: Strides, steps: Steps) -> tuple[Shape, Stride
 
 
 def _expand(shape: Shape, strides: Strides, to: Shape) -> tuple[Shape, Strides] | None:
-    # As torch expands a tensor, of sizes that may be symbols; None: torch has to say.
+    # As torch expands a tensor (inferExpandGeometry), of sizes that may be symbols; None: torch has to say.
     lead = len(to) - len(shape)
-    if lead < 0 or any(size == 1 for size in to[: max(lead, 0)]):
+    if lead < 0 or any(size < 0 for size in to):
         return None
-    if any(size < 0 or (own != size and own != 1) for own, size in zip(shape, to[lead:], strict=True)):
-        return None
-    kept = (stride if own == size else 0 for own, stride, size in zip(shape, strides, to[lead:], strict=True))
-    return to, ((0,) * lead + tuple(kept))
+    if not shape:
+        return to, (0,) * len(to)
+    made: list[Any] = []
+    for dim in reversed(range(len(to))):
+        stride = strides[dim - lead] if dim >= lead else to[dim + 1] * made[-1] if made else 1
+        if to[dim] != (shape[dim - lead] if dim >= lead else 1):
+            if dim >= lead and shape[dim - lead] != 1:
+                return None
+            stride = 0
+        made.append(stride)
+    return to, tuple(reversed(made))
 
 
 _MEMORY = torch.empty(1 << 62, dtype=torch.int8, device="meta")
