@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import random
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ from graph_checks import trace
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import fuser
+from fuser import boxes
 from fuser.compiler import register
 from fuser.graph import GroupBuilder
 from fuser.in_parts import run_around
@@ -329,3 +331,17 @@ def test_what_no_later_part_reads_is_let_go() -> None:
 
     run_around(register(group), 1, [torch.ones(3)], run)
     assert alive == [[], [True], [False, True]]
+
+
+def test_expanded_tensors_lie_as_torchs() -> None:
+    draw = random.Random(0)
+    for _ in range(500):
+        to = [draw.choice([0, 1, 2, 3]) for _ in range(draw.randint(0, 4))]
+        shape = [draw.choice([size, size, 1, 2]) for size in to[draw.randint(0, len(to)) :]]
+        strides = [draw.choice([0, 1, 2, 5, 7]) for _ in shape]
+        x = torch.empty(100).as_strided(shape, strides)
+        try:
+            wanted: Any = tuple(x.expand(to).shape), x.expand(to).stride()
+        except RuntimeError:
+            wanted = None
+        assert boxes._expand(tuple(shape), tuple(strides), tuple(to)) == wanted
