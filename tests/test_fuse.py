@@ -10,7 +10,10 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
+from accuracy import outcome
 from functors import assert_same, draw, functor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fuser
 from fuser.errors import ArgumentError, DeviceError
@@ -46,6 +49,68 @@ def test_a_chain_is_one_launch(x: torch.Tensor, y: torch.Tensor) -> None:
     assert len(fused.groups) == 1
     assert torch.allclose(got, step(x, y))
     assert fused.__name__ == "step"
+
+
+# What a number decides, which are run-time arguments of the same op, and some that make it another one, or none.
+DECIDING: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]] = {
+    "smooth_l1": (lambda x, y, n: F.smooth_l1_loss(x, y, beta=n), (0.3, 1.5, 2), (0.0, -1.0, 1j)),
+    "huber": (lambda x, y, n: F.huber_loss(x, y, delta=n), (0.3, 1.5), (0.0, -1.0)),
+    "hinge": (lambda x, y, n: F.hinge_embedding_loss(x, y.sign(), n), (1.0, 0.5, 2), (0.3, 1e9, math.nan)),
+    "cosine": (lambda x, y, n: F.cosine_embedding_loss(x, y, y.amax(1).sign(), n), (0.0, 0.3), ()),
+    "hardtanh": (lambda x, y, n: F.hardtanh(x, -n, n) + y, (0.5, 2.0, 1), (-1.0, math.nan)),
+    "masked_fill": (lambda x, y, n: x.masked_fill(y > 0, n) * 2, (0.0, -1e4, -math.inf, 3, math.nan), (1e9, 1j)),
+    "softshrink": (lambda x, y, n: F.softshrink(x, n) + y, (0.5, 0.1), (-1.0, 1e9)),
+    "hardshrink": (lambda x, y, n: F.hardshrink(x, n) + y, (0.5, 0.1, -1.0), ()),
+    "threshold": (lambda x, y, n: F.threshold(x, 0.1, n) + y, (0.5, -3, math.inf), ()),
+    "nan_to_num": (lambda x, y, n: torch.nan_to_num(x / 0, n) + y, (0.5, -3.0, 2), ()),
+}
+
+
+@pytest.mark.parametrize("name", DECIDING)
+def test_a_number_that_decides_which_op_a_call_is(name: str, x: torch.Tensor, y: torch.Tensor) -> None:
+    function, alike, others = DECIDING[name]
+    fused = fuser.fuse(function)
+    found = set()
+    for number in (*alike, *others, *alike):
+        constant = fuser.fuse(lambda x, y, number=number: function(x, y, number))
+        got, wanted = outcome(fused, x, y, number), outcome(function, x, y, number)
+        if isinstance(wanted, Exception):
+            assert (type(got), str(got)) == (type(wanted), str(wanted))
+            continue
+        assert_same(got, wanted)
+        if number in alike:
+            found.add(fused.graph_for((x, y, number))[0])
+            assert all("arithmetic on numbers" in why for _, why in fuser.explain(fused, x, y, number).unfused)
+            assert launches(fused, x, y, number)[0] == launches(constant, x, y)[0]
+    assert len(found) == 1
+
+
+def test_a_number_that_decides_is_asked_for_in_warm_ups_and_gradients(x: torch.Tensor, y: torch.Tensor) -> None:
+    fused = fuser.fuse(lambda x, y, beta=1.0, low=-0.5: F.smooth_l1_loss(F.hardtanh(x, low, beta), y, beta=beta))
+    fused.warmup(x, y)
+    fused.warmup(x.requires_grad_(), y, backward=True)
+    compiles = fuser.stats()["compiles"]
+    for numbers in ((), (0.25,), (0.25, 0.0), (2, -1)):
+        made = torch.autograd.grad(fused(x, y, *numbers), x)
+        assert_same(made[0], torch.autograd.grad(fused.function(x, y, *numbers), x)[0])
+    assert fuser.stats()["compiles"] == compiles
+    assert len(fused.groups) == 1
+
+
+@pytest.mark.parametrize("numerics", ["strict", "fast"])
+def test_labels_are_smoothed_by_a_number_that_only_a_call_knows(numerics: str) -> None:
+    def loss(x: Any, target: Any, smoothing: float = 0.0) -> Any:
+        return F.cross_entropy(x * 2, target, label_smoothing=smoothing)
+
+    with FakeTensorMode(allow_non_fake_inputs=True), fuser.config.patch(numerics=numerics):
+        given = torch.empty(4, 9, device="cuda"), torch.empty(4, device="cuda", dtype=torch.int64)
+        for smoothing in (0.0, 0.1, 0.3, 0):
+            constant = fuser.fuse(lambda x, target, smoothing=smoothing: loss(x, target, smoothing))
+            found = fuser.explain(constant, *given), fuser.explain(fuser.fuse(loss), *given, smoothing)
+            count = 1 if smoothing and numerics == "strict" else 2
+            assert [len(item.groups[0].nodes) for item in found] == [count, count]
+        assert len(fuser.explain(fuser.fuse(loss), *given).groups[0].nodes) == 2
+        assert len(fuser.explain(fuser.fuse(F.cross_entropy), *given).groups) == 1
 
 
 def test_decorator_and_groups(x: torch.Tensor) -> None:

@@ -45,7 +45,17 @@ from fuser.fx.nodes import is_size
 from fuser.fx.opened import OPENED, opened
 from fuser.fx.symbols import IN_PLACE, SequenceSymbol, Symbol, is_symbol, is_tensor
 from fuser.fx.writes import split_batch_norm
-from fuser.ops import IS_NUMBER, KNOWN, Known, find_settled, has_hooks, needs_known
+from fuser.ops import (
+    IS_NUMBER,
+    KNOWN,
+    Known,
+    find_question,
+    find_settled,
+    has_hooks,
+    is_constant,
+    needs_known,
+    note_answer,
+)
 from fuser.process import Lock, await_before_fork
 from fuser.warming.follow import keeping_nothing
 
@@ -247,6 +257,8 @@ class _Tracer(fx.Tracer):
             args, kwargs = pytree.tree_map(lambda item: known.get(id(item), item), (args, kwargs))
         if kind in {"call_function", "call_method"} and needs_known(target):
             self._note_known(target, [item for item in pytree.tree_leaves((args, kwargs)) if is_symbol(item)])
+        if kind in {"call_function", "call_method"}:
+            self._settle_answer(*find_question(target, args, kwargs))
         made = split_batch_norm(self.create_proxy, args, kwargs) if target is F.batch_norm else None
         if kind == "call_function" and self.examples is not None and _is_opened(target):
             made = opened(target)(*args, **kwargs)
@@ -269,6 +281,14 @@ class _Tracer(fx.Tracer):
                     self.settle_if_known(asked)
                 with torch._C.DisableTorchFunction():
                     symbol.node.meta[KNOWN] = Known.of(value)
+
+    def _settle_answer(self, question: Any = None, *items: Any) -> None:
+        # Which form of an op a call is depends on it.
+        values = [self.find(item) if is_symbol(item) else item for item in items]
+        if any(map(is_symbol, items)) and all(map(is_constant, values)):
+            asked: Any = self.create_proxy("call_function", question, items, {})
+            found = self.settle(asked, "", "")
+            note_answer(found, question, *(item.node if is_symbol(item) else item for item in items))
 
     def create_arg(self, a: Any) -> Any:
         if is_symbol(a):

@@ -19,6 +19,7 @@ from fuser.ops.binding import (
     bind_function,
     bind_method,
     bind_module,
+    find_question,
     find_settled,
     has_global_hooks,
     has_hooks,
@@ -37,6 +38,7 @@ from fuser.ops.calls import (
     find_numerics,
     is_constant,
     known_of,
+    note_answer,
 )
 from fuser.ops.composites import (
     COMPOSITES,
@@ -95,6 +97,7 @@ __all__ = [
     "eager_view",
     "expand",
     "find_numerics",
+    "find_question",
     "find_settled",
     "has_global_hooks",
     "has_hooks",
@@ -108,6 +111,7 @@ __all__ = [
     "lay_out",
     "look_at_sizes",
     "needs_known",
+    "note_answer",
     "of_lists",
     "ordered_form",
     "put_function",

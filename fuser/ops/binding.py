@@ -25,6 +25,7 @@ from fuser.ops.calls import (
     device_type_of,
     find_numerics,
     is_number,
+    question_of,
     tensor_first,
 )
 from fuser.ops.composites import keeps_bits
@@ -37,6 +38,7 @@ __all__ = [
     "bind_function",
     "bind_method",
     "bind_module",
+    "find_question",
     "find_settled",
     "has_global_hooks",
     "has_hooks",
@@ -178,15 +180,35 @@ def find_settled(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
         kwargs: by name.
     """
     binder = _find_binder(target)
-    kwargs = _torchs_names(getattr(torch.Tensor, target, None) if isinstance(target, str) else target, kwargs)
     names = _SETTLED & {*_signature(binder).parameters} if binder else ()
-    if not names:
-        return []
-    try:
-        bound = _signature(binder).bind_partial(*args, **kwargs).arguments
-    except TypeError:
-        return []
+    bound = _bind_names(target, args, kwargs) if names else {}
     return [bound[name] for name in names if name in bound]
+
+
+def find_question(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what the table asks of numbers to tell which op a call is, and the arguments it asks about; else nothing.
+
+    Args:
+        target: a function, or the name of a method.
+        args: by position, the method's tensor first.
+        kwargs: by name.
+    """
+    binder = _find_binder(target)
+    asked = question_of(binder) if binder else None
+    if asked is None:
+        return ()
+    question, names = asked
+    given, parameters = _bind_names(target, args, kwargs), _signature(binder).parameters
+    return question, *(given.get(name, parameters[name].default) for name in names)
+
+
+def _bind_names(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    # The arguments of a call by the names of its binder's parameters; none of a call that it does not take.
+    kwargs = _torchs_names(getattr(torch.Tensor, target, None) if isinstance(target, str) else target, kwargs)
+    try:
+        return _signature(_find_binder(target)).bind_partial(*args, **kwargs).arguments
+    except TypeError:
+        return {}
 
 
 # Of the table's binders, which live as long as the process.

@@ -18,7 +18,9 @@ from fuser.ops.calls import (
     ASKING,
     Binder,
     OpCall,
+    answer,
     asking,
+    asking_of_numbers,
     device_type_of,
     find_numerics,
     is_constant,
@@ -81,12 +83,19 @@ def _are_tensors(*items: Any) -> bool:
     return not any(map(is_number, items))
 
 
+def _sign(number: Any) -> int:
+    # -1 also of what has none.
+    if isinstance(number, complex):
+        return -1
+    return 1 if number > 0 else 0 if number == 0 else -1
+
+
 # --- of differences ---------------------------------------------------------------------------------------------
 def _terms(name: str, parameter: str = "") -> Callable[..., OpCall | None]:
     # What each element comes to, from the two tensors and what else the loss takes.
     def make(input: Any, target: Any, value: Any = None, sizes_of: str = "") -> OpCall | None:  # noqa: A002 - torch's own parameter name
         # torch has its own error for others.
-        is_served = not parameter or (is_constant(value) and (value > 0 or (value == 0 and name == "smooth_l1_loss")))
+        is_served = not parameter or answer(_sign, value) in ((1, 0) if name == "smooth_l1_loss" else (1,))
         if not is_served or not _are_tensors(input, target):
             return None
         return _looking(op_call(name, input, target, **({parameter: value} if parameter else {})), sizes_of)
@@ -109,11 +118,13 @@ def _bind_terms(make: Callable[..., OpCall | None]) -> Binder:
     return bind
 
 
+@asking_of_numbers(_sign, "beta")
 def _bind_smooth_l1(self: Any, target: Any, reduction: Any = MEAN, beta: Any = 1.0) -> OpCall | None:
     call = _smooth_l1(self, target, beta)
     return call and _reduced(call, reduction)
 
 
+@asking_of_numbers(_sign, "delta")
 def _bind_huber(self: Any, target: Any, reduction: Any = MEAN, delta: Any = 1.0) -> OpCall | None:
     call = _huber(self, target, delta)
     return call and _reduced(call, reduction)
@@ -142,6 +153,7 @@ def _bind_functional(name: str, make: Callable[..., OpCall | None]) -> Binder:
     return bind
 
 
+@asking_of_numbers(_sign, "beta")
 def _bind_functional_smooth_l1(
     input: Any,  # noqa: A002
     target: Any,
@@ -151,10 +163,11 @@ def _bind_functional_smooth_l1(
     beta: Any = 1.0,
 ) -> OpCall | None:
     # Without a beta torch calls its l1_loss, which takes integers and complex numbers, too.
-    make = _absolute if is_constant(beta) and beta == 0 else _smooth_l1
+    make = _absolute if answer(_sign, beta) == 0 else _smooth_l1
     return _functional(make(input, target, beta, "smooth_l1_loss"), reduction, size_average, reduce)
 
 
+@asking_of_numbers(_sign, "delta")
 def _bind_functional_huber(
     input: Any,  # noqa: A002
     target: Any,
@@ -342,11 +355,18 @@ def _where(target: Any, comparison: str, number: int, call: Any) -> OpCall:
     return op_call("where", op_call(comparison, target, number), call, 0.0)
 
 
+def _is_exact(number: Any) -> bool:
+    # Whether all dtypes of floats hold it: bfloat16 has eight bits, and float16 the least range.
+    if isinstance(number, complex) or not abs(number) <= 65504:
+        return False
+    return bool((math.frexp(number)[0] * 2**8).is_integer() and number * 2**24 % 1 == 0)
+
+
 @asking
+@asking_of_numbers(_is_exact, "margin")
 def _bind_hinge_embedding(self: Any, target: Any, margin: Any = 1.0, reduction: Any = MEAN) -> OpCall | None:
     # In eager torch the margin is a tensor, which holds it as its dtype does.
-    is_exact = is_constant(margin) and all(torch.tensor(margin, dtype=dtype).item() == margin for dtype in _NARROW)
-    if not _are_floats(self) or not _are_tensors(target) or not is_exact:
+    if not _are_floats(self) or not _are_tensors(target) or not answer(_is_exact, margin):
         return None
     apart = _where(target, "ne", 1, _at_least_zero(_sub(margin, self)))
     return _reduced(_add(apart, _where(target, "ne", -1, self)), reduction)
@@ -370,7 +390,7 @@ def _bind_cosine_embedding(
     input1: Any, input2: Any, target: Any, margin: Any = 0.0, reduction: Any = MEAN
 ) -> OpCall | None:
     known = [known_of(item) for item in (input1, input2, target)]
-    if not _are_floats(input1, input2) or known[2] is None or not is_constant(margin):
+    if not _are_floats(input1, input2) or known[2] is None or not is_number(margin):
         return None
     dim = known[2].rank
     if [item and item.rank for item in known] != [dim + 1, dim + 1, dim] or dim > 1:

@@ -10,7 +10,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 
-from fuser.ops.calls import Binder, OpCall, is_constant, is_number, known_of, tensor_first
+from fuser.ops.calls import (
+    Binder,
+    OpCall,
+    answer,
+    asking_of_numbers,
+    is_constant,
+    is_number,
+    known_of,
+    tensor_first,
+)
 from fuser.ops.elementary import UNARY_FLOAT, clamp_to_numbers, power_function
 from fuser.ops.table import OPS, cast_function, convert_function, dtype_kind
 from fuser.ops.table import op_call as _call
@@ -280,9 +289,14 @@ def _bind_softplus(input: Any, beta: Any = 1.0, threshold: Any = 20.0) -> OpCall
     return _call("softplus", input, beta=beta, threshold=threshold)
 
 
+def _are_ordered(low: Any, high: Any) -> bool:
+    return not any(isinstance(item, complex) for item in (low, high)) and bool(low <= high)
+
+
+@asking_of_numbers(_are_ordered, "min_val", "max_val")
 def _bind_hardtanh(input: Any, min_val: Any = -1.0, max_val: Any = 1.0, inplace: bool = False) -> OpCall | None:  # noqa: A002
     # torch has its own error for bounds in the wrong order, and makes all elements NaN if one is.
-    is_refused = inplace or not (is_constant(min_val) and is_constant(max_val)) or not min_val <= max_val
+    is_refused = inplace or not answer(_are_ordered, min_val, max_val)
     return None if is_refused else _call("hardtanh", input, min_val=min_val, max_val=max_val)
 
 
@@ -310,16 +324,18 @@ def _bind_lerp(input: Any, end: Any, weight: Any) -> OpCall | None:  # noqa: A00
     return None if is_number(input) or is_number(end) else _call("lerp", input, end, weight)
 
 
+def _fits(number: Any) -> bool:
+    # torch refuses a number that the dtype cannot hold: these every dtype of floats can.
+    if isinstance(number, complex):
+        return False
+    return bool(abs(number) <= 65504 or abs(number) == math.inf or number != number)
+
+
+@asking_of_numbers(_fits, "value")
 def _bind_masked_fill(input: Any, mask: Any, value: Any) -> OpCall | None:  # noqa: A002
-    # torch refuses a number that the dtype cannot hold: these every dtype of the op can.
     known = known_of(input)
-    is_safe = (
-        is_constant(value)
-        and not isinstance(value, complex)
-        and (not math.isfinite(value) or abs(value) <= 65504)
-        and (known is None or dtype_kind(known.dtype) in OPS["masked_fill"].kinds)
-    )
-    return _call("masked_fill", input, mask, value=value) if is_safe else None
+    is_served = known is None or dtype_kind(known.dtype) in OPS["masked_fill"].kinds
+    return _call("masked_fill", input, mask, value=value) if is_served and answer(_fits, value) else None
 
 
 def _bind_gelu_backward(grad_output: Any, self: Any, *, approximate: str = "none") -> OpCall | None:

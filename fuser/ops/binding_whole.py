@@ -11,7 +11,17 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 
 from fuser.ops import batch_norms, group_norms, losses, norms  # noqa: F401 - they fill the table
-from fuser.ops.calls import Binder, Known, OpCall, asking, find_numerics, is_number, known_of
+from fuser.ops.calls import (
+    Binder,
+    Known,
+    OpCall,
+    answer,
+    asking,
+    asking_of_numbers,
+    find_numerics,
+    is_number,
+    known_of,
+)
 from fuser.ops.composites import composite_function
 
 __all__ = ["whole_functions"]
@@ -409,7 +419,15 @@ def _bind_functional_nll_loss(
     return _nll_loss(known, input, target, weight, (size_average, reduce, reduction), ignore_index)
 
 
+def _smoothing(number: Any) -> str:
+    # How labels are smoothed: torch has its own error for others.
+    if number == 0.0:
+        return "none"
+    return "some" if type(number) is float and 0 < number <= 1 else "refused"
+
+
 @asking
+@asking_of_numbers(_smoothing, "label_smoothing")
 def _bind_cross_entropy(
     input: Any,  # noqa: A002
     target: Any,
@@ -436,11 +454,10 @@ def _nll_loss(
     ignored: Any,
     smoothing: Any = 0.0,
 ) -> OpCall | None:
-    is_smooth, reduction = smoothing != 0.0, _REDUCTIONS.get(reduces[2])
+    is_smooth, reduction = answer(_smoothing, smoothing) == "some", _REDUCTIONS.get(reduces[2])
     # What all classes have a share in is added up in an order of its own.
-    is_known = type(smoothing) is float and 0 < smoothing <= 1 and find_numerics() == "fast"
-    is_odd = reduces[:2] != (None, None) or (is_smooth and not is_known)
-    if is_odd or reduction is None:
+    is_served = answer(_smoothing, smoothing) == "none" or (is_smooth and find_numerics() == "fast")
+    if reduces[:2] != (None, None) or not is_served or reduction is None:
         return None
     scalars = {"ignore_index": ignored, **({"label_smoothing": smoothing} if is_smooth else {})}
     form = (weight is not None, reduction, _narrow_name(known), True, is_smooth)

@@ -25,13 +25,17 @@ __all__ = [
     "Binder",
     "Known",
     "OpCall",
+    "answer",
     "asking",
+    "asking_of_numbers",
     "bind_for",
     "device_type_of",
     "find_numerics",
     "is_constant",
     "is_number",
     "known_of",
+    "note_answer",
+    "question_of",
     "tensor_first",
 ]
 
@@ -43,6 +47,8 @@ IS_IN_MEMORY = "fuser_is_in_memory"
 DEVICE_TYPE = "fuser_device_type"
 # Key there of what a trace relies on of a tensor: see Known.
 KNOWN = "fuser_known"
+# Key there of what a trace relies on of a number: answers to questions, see asking_of_numbers.
+_ANSWERS = "fuser_answers"
 _NUMBER_TYPES = (bool, int, float, complex)
 
 
@@ -122,6 +128,55 @@ def asking(binder: Binder) -> Binder:
     """Say of a binder that it asks (a decorator)."""
     ASKING.add(binder)
     return binder
+
+
+# Takes Python numbers of any kind, and answers, never None. A graph can name it.
+Question = Callable[..., Any]
+
+
+def asking_of_numbers(question: Question, *names: str) -> Callable[[Binder], Binder]:
+    """Say of a binder what it asks of the numbers that its parameters of these names are given (a decorator).
+
+    Which op a call is depends on the answer alone: traces settle it for numbers among their arguments, which stay
+    arguments. Other numbers with the same answer make the same op.
+    """
+
+    def mark(binder: Binder) -> Binder:
+        # What wraps a binder asks the same.
+        vars(binder)[_QUESTION] = question, names
+        return binder
+
+    return mark
+
+
+_QUESTION = "fuser_question"
+
+
+def question_of(binder: Binder) -> tuple[Question, tuple[str, ...]] | None:
+    """Return what a binder asks of numbers, and the names of their parameters."""
+    found: tuple[Question, tuple[str, ...]] | None = vars(binder).get(_QUESTION)
+    return found
+
+
+def answer(question: Question, *items: Any) -> Any:
+    """Return the answer of numbers, or of those that operands stand for; None where it is not known."""
+    if all(map(is_constant, items)):
+        return question(*items)
+    answers, key = _find_answers(question, items)
+    return answers.get(key)
+
+
+def note_answer(found: Any, question: Question, *items: Any) -> None:
+    """Keep what a trace relies on: the answer of numbers, one of which at least an operand stands for."""
+    answers, key = _find_answers(question, items)
+    answers[key] = found
+
+
+def _find_answers(question: Question, items: tuple[Any, ...]) -> tuple[dict[Any, Any], tuple[Any, ...]]:
+    # They are kept by the first item that is no constant.
+    holder = next(item for item in items if not is_constant(item))
+    meta = getattr(holder, "meta", {})
+    return meta.setdefault(_ANSWERS, {}), (question, *(None if item is holder else item for item in items))
 
 
 def tensor_first(binder: Binder) -> Binder:

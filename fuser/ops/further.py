@@ -10,7 +10,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 
-from fuser.ops.calls import Binder, OpCall, asking, is_constant, is_number, known_of, tensor_first
+from fuser.ops.calls import (
+    Binder,
+    OpCall,
+    answer,
+    asking,
+    asking_of_numbers,
+    is_number,
+    known_of,
+    tensor_first,
+)
 from fuser.ops.table import ANY_REAL, FLOAT, OPS, REAL, define, define_test, define_unary_float, op_call, unlike_cuda
 
 __all__ = ["further_functions", "further_methods"]
@@ -89,7 +98,7 @@ def further_methods() -> dict[str, Binder]:
     return {
         "bitwise_left_shift": left, "__lshift__": left, "bitwise_right_shift": right, "__rshift__": right,
         "deg2rad": _bind_unary("deg2rad"), "rad2deg": _bind_unary("rad2deg"),
-        "nan_to_num": _bind_nan_to_num, "hardshrink": _bind_shrink("hardshrink"),
+        "nan_to_num": _bind_nan_to_num, "hardshrink": _bind_hardshrink,
     }  # fmt: skip
 
 
@@ -115,8 +124,8 @@ def further_functions() -> dict[Any, Binder]:
         operator.rshift: methods["__rshift__"],
         **{_overload(f"div.{kind}_mode"): _bind_div_mode for kind in ("Tensor", "Scalar")},
         **{_overload(f"{name}.default"): methods[name] for name in _OVERLOADED},
-        F.softshrink: _bind_shrink("softshrink"),
-        _ATEN.softshrink.default: _bind_shrink("softshrink"),
+        F.softshrink: _bind_softshrink,
+        _ATEN.softshrink.default: _bind_softshrink,
         _ATEN.hardshrink_backward.default: _bind_shrink_backward,
         _ATEN.softshrink_backward.default: _bind_shrink_backward,
         torch.threshold: tensor_first(_bind_threshold),
@@ -144,7 +153,7 @@ def _overload(name: str) -> Any:
 
 
 def _call(name: str, *tensors: Any, **scalars: Any) -> OpCall | None:
-    return OpCall(OPS[name].function, tensors, scalars) if all(map(is_constant, scalars.values())) else None
+    return OpCall(OPS[name].function, tensors, scalars) if all(map(is_number, scalars.values())) else None
 
 
 def _bind(name: str) -> Callable[..., OpCall | None]:
@@ -183,13 +192,18 @@ def _bind_nan_to_num(input: Any, nan: Any = None, posinf: Any = None, neginf: An
     )
 
 
-def _bind_shrink(name: str) -> Callable[..., OpCall | None]:
-    def bind(input: Any, lambd: Any = 0.5) -> OpCall | None:  # noqa: A002
-        # Of what is out of a dtype's range, or negative, torch says so.
-        is_served = name == "hardshrink" or (is_constant(lambd) and 0 <= lambd <= _LARGEST_OF_ALL)
-        return _call(name, input, lambd=lambd) if is_served else None
+def _is_held_by_all(number: Any) -> bool:
+    # Of what is out of a dtype's range, or negative, torch says so.
+    return not isinstance(number, complex) and 0 <= number <= _LARGEST_OF_ALL
 
-    return bind
+
+@asking_of_numbers(_is_held_by_all, "lambd")
+def _bind_softshrink(input: Any, lambd: Any = 0.5) -> OpCall | None:  # noqa: A002
+    return _call("softshrink", input, lambd=lambd) if answer(_is_held_by_all, lambd) else None
+
+
+def _bind_hardshrink(input: Any, lambd: Any = 0.5) -> OpCall | None:  # noqa: A002
+    return _call("hardshrink", input, lambd=lambd)
 
 
 def _bind_shrink_backward(grad_output: Any, input: Any, lambd: Any) -> OpCall | None:  # noqa: A002
