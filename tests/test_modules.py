@@ -410,3 +410,34 @@ def test_gradients_by_parameters_of_a_layer_are_torchs() -> None:
     function = lambda x: (torch.sigmoid(layer(x)) * x[:, :1]).mean()  # noqa: E731
     wanted = torch.autograd.grad(function(x), layer.weight)[0]
     assert torch.equal(torch.autograd.grad(fuser.fuse(function)(x), layer.weight)[0], wanted)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Linear(9, 3),
+        lambda: nn.Sequential(nn.Linear(9, 3), nn.ReLU(), nn.PReLU()),
+        lambda: nn.Bilinear(9, 9, 2),
+        lambda: _hooked(nn.Linear(9, 3)),
+    ],
+)
+def test_a_module_that_a_function_makes_is_made_in_each_call(make: Callable[[], nn.Module]) -> None:
+    """Its parameters are none that a graph could hold: they are drawn anew."""
+
+    def step(x: Any) -> Any:
+        module = make()
+        made = module(x, x) if isinstance(module, nn.Bilinear) else module(x)
+        return torch.abs(made) * 2, made.shape
+
+    x = draw((4, 9), torch.float32, seed=1)
+    fused = fuser.fuse(step)
+    for seed in range(2):
+        (got, shape), (wanted, _) = [torch.manual_seed(seed) and function(x) for function in (fused, step)]
+        assert torch.equal(got, wanted)
+        assert got.requires_grad
+        assert shape == wanted.shape
+
+
+def _hooked(module: nn.Module) -> nn.Module:
+    module.register_forward_hook(lambda *given: given[2] * 2)
+    return module

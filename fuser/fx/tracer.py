@@ -339,7 +339,9 @@ class _Tracer(fx.Tracer):
         is_open = type(m) in _OPEN or (type(m) in _OPEN_IF_KNOWN and self._knows_arguments)
         is_open = is_open and getattr(m, "momentum", 0.1) is not None
         is_script = isinstance(m, torch.jit.ScriptModule)
-        return is_script or has_hooks(m) or (not is_open and super().is_leaf_module(m, module_qualified_name))
+        is_called = is_script or has_hooks(m) or (not is_open and super().is_leaf_module(m, module_qualified_name))
+        # One that the function makes is made again in each call: the graph has what it computes, not it.
+        return is_called and not any(map(_holds_symbols, m.modules()))
 
     def call_module(self, m: torch.nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # Only then: to find a value runs hooks of earlier modules once more.
@@ -475,6 +477,12 @@ _OPEN_IF_KNOWN = (
     torch.nn.GroupNorm, torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d, torch.nn.CrossEntropyLoss,
     torch.nn.NLLLoss,
 )  # fmt: skip
+
+
+def _holds_symbols(module: torch.nn.Module) -> bool:
+    held = vars(module)
+    parts = (held, held.get("_parameters", {}), held.get("_buffers", {}))
+    return any(is_symbol(item) for part in parts for item in part.values())
 
 
 def _is_opened(target: Any) -> bool:
