@@ -657,6 +657,28 @@ def test_an_argument_named_out(x: torch.Tensor) -> None:
         assert torch.equal(fused(x, out=x), torch.relu(x) + x)
 
 
+def _copies(x: Any, state: Any, number: float) -> Any:
+    kept, shared, own = copy.deepcopy(state), copy.copy(x), copy.deepcopy(x)
+    shared.add_(1)
+    state["a"].mul_(2)
+    return torch.relu(x) * copy.deepcopy(number), kept["a"] + kept["b"], own * 2, state["a"] - copy.copy(number)
+
+
+def test_copies_are_made_in_each_call(x: torch.Tensor) -> None:
+    fused = fuser.fuse(_copies)
+    for number in (2.0, 3):
+        given, wanted = [(x.clone(), {"a": x * 3, "b": 1.5}, number) for _ in range(2)]
+        for one, other in zip(fused(*given), _copies(*wanted), strict=True):
+            assert torch.equal(one, other)
+        assert torch.equal(given[0], wanted[0])
+        assert torch.equal(given[1]["a"], wanted[1]["a"])
+    leaf = x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(fuser.fuse(lambda x: copy.deepcopy(x) * 2 + x)(leaf).sum(), leaf)
+    assert torch.equal(gradient, torch.ones_like(x))
+    with pytest.raises(TracingError, match="pickle wants the elements of a tensor"):
+        fuser.fuse(lambda x: pickle.dumps(x))(x)
+
+
 def test_any_number_of_arguments(x: torch.Tensor) -> None:
     for function in (lambda x, *rest: torch.relu(x) * 2, lambda x, **options: torch.relu(x) * 2):
         assert torch.equal(fuser.fuse(function)(x), torch.relu(x) * 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dis
 import operator
 import sys
@@ -78,6 +79,17 @@ class Symbol(fx.Proxy):
 
     def __rdivmod__(self, other: Any) -> Any:
         return self.tracer.create_proxy("call_function", divmod, (other, self), {})
+
+    def __copy__(self) -> Any:
+        return self.tracer.create_proxy("call_function", copy.copy, (self,), {})
+
+    def __deepcopy__(self, _: Any) -> Any:
+        return self.tracer.create_proxy("call_function", copy.deepcopy, (self,), {})
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TracingError(
+            "pickle wants the elements of a tensor, which a trace has not: leave this part out of the fused function"
+        )
 
     def __format__(self, spec: str) -> str:
         if isinstance(self.tracer.find(self), int | float | complex | str | torch.Size):
