@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 import re
 import traceback
@@ -257,6 +258,14 @@ def test_bad_creation(args: tuple[Any, ...], options: dict[str, Any], kind: type
         (3, "fuse takes a Python function or a module, got a value of type int"),
         (torch.nn.SiLU, "fuse takes a Python function or a module, got the class SiLU: give an instance, or a method"),
         (torch.sin, "fuse takes a Python function or a module, got sin; wrap it: lambda x: sin(x)"),
+        (
+            functools.partial(torch.add, alpha=2),
+            "fuse takes a Python function or a module, got a functools.partial; wrap it: lambda x: add(x, ...)",
+        ),
+        (
+            functools.partial(lambda x: x),
+            "fuse takes a Python function or a module, got a functools.partial; wrap it: lambda x: f(x, ...)",
+        ),
         (classmethod(ones), "fuse takes the function below @classmethod: write @classmethod above @fuser.fuse"),
         (staticmethod(ones), "fuse takes the function below @staticmethod: write @staticmethod above @fuser.fuse"),
     ],

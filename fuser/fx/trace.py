@@ -484,6 +484,9 @@ def _describe_no_function(item: Any) -> str:
     name = getattr(item, "__name__", type(item).__name__)
     if isinstance(item, type):
         return f"the class {name}: give an instance, or a method"
+    if isinstance(item, functools.partial):
+        called = getattr(item.func, "__name__", "")
+        return f"a functools.partial; wrap it: lambda x: {called if called.isidentifier() else 'f'}(x, ...)"
     return f"{name}; wrap it: lambda x: {name}(x)" if callable(item) else f"a value of type {name}"
 
 
