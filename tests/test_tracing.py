@@ -657,6 +657,28 @@ def test_an_argument_named_out(x: torch.Tensor) -> None:
         assert torch.equal(fused(x, out=x), torch.relu(x) + x)
 
 
+def test_what_no_symbol_can_be_given_to_is_left_out_or_hidden(x: torch.Tensor) -> None:
+    """As the message says."""
+
+    def slope(x: Any) -> Any:
+        return torch.func.grad(lambda x: (x * x).sum())(x)
+
+    def total(x: Any) -> Any:
+        return torch.vmap(lambda x: x.sum())(x)
+
+    for inner in (slope, total, lambda x: torch.from_numpy(x.numpy())):
+        with pytest.raises(TracingError, match=r"leave this part out of .* torch\.fx\.wrap hides"):
+            fuser.fuse(lambda x, inner=inner: torch.relu(x) + inner(x))(x)
+    hides = fuser.fuse(lambda x: torch.relu(x) + hidden_slope(x))
+    for _ in range(2):
+        assert torch.equal(hides(x), torch.relu(x) + 2 * x)
+
+
+@fx.wrap
+def hidden_slope(x: Any) -> Any:
+    return torch.func.grad(lambda x: (x * x).sum())(x)
+
+
 def _copies(x: Any, state: Any, number: float) -> Any:
     kept, shared, own = copy.deepcopy(state), copy.copy(x), copy.deepcopy(x)
     shared.add_(1)

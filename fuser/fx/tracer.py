@@ -120,7 +120,7 @@ def _trace(function: Callable[..., Any], make_tracer: Callable[[], _Tracer], key
             if isinstance(error, TracingError) or (not isinstance(error, FuserError) and _is_of_tracing(error)):
                 # The function did not come to where it switches back.
                 torch.set_grad_enabled(grad_mode)
-                reason = error.reason if isinstance(error, TracingError) else f"fuse cannot trace this: {error}"
+                reason = error.reason if isinstance(error, TracingError) else _describe_failure(error)
                 if replaced and "becomes another" not in reason:
                     reason += f" ({replaced!r} was assigned to)"
                 raise TracingError(reason, *place) from None
@@ -496,6 +496,14 @@ def _is_of_tracing(error: Exception) -> bool:
     return isinstance(error, TypeError | RuntimeError | ValueError | AttributeError) and any(
         word in str(error)
         for word in ("Proxy", "got Symbol", "'Symbol'", "symbols.Symbol", "_SymbolAttribute", "symbolic")
+    )
+
+
+def _describe_failure(error: Exception) -> str:
+    # What C code, torch's transforms and NumPy say of a symbol tells nobody what to do.
+    return (
+        f"fuse cannot trace this: {error}; leave this part out of the fused function, or in a function of its own that "
+        "torch.fx.wrap hides"
     )
 
 
