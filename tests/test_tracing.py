@@ -679,6 +679,54 @@ def hidden_slope(x: Any) -> Any:
     return torch.func.grad(lambda x: (x * x).sum())(x)
 
 
+@functools.lru_cache
+def _mask(count: int) -> torch.Tensor:
+    return torch.ones(count, count).tril()
+
+
+@functools.cache
+def _layer(width: int, name: str = "") -> torch.nn.Module:
+    return torch.nn.Linear(width, width)
+
+
+class _Keeps:
+    @functools.lru_cache  # noqa: B019
+    def root(self, count: int) -> float:
+        return count**0.5
+
+    @staticmethod
+    @functools.cache
+    def twice(x: Any) -> Any:
+        return x * 2
+
+    def __call__(self, x: Any, count: Any) -> Any:
+        return self.twice(torch.relu(x)) * self.root(count)
+
+
+def test_what_functions_cache_is_no_symbol(x: torch.Tensor) -> None:
+    """Whoever else calls them, a later trace or eager torch, gets what they keep."""
+    keeps, local = _Keeps(), functools.lru_cache(lambda shape: torch.arange(shape[-1]))
+
+    def step(x: Any, count: Any) -> Any:
+        x = _layer(9, name="first")(x) + _layer(x.shape[1])(x)
+        return keeps((x @ x.T) * _mask(x.shape[0]), count), x + local(x.shape)
+
+    fused = fuser.fuse(step)
+    for given in ((x, 2), (x[:3], 2), (x, 2.5), (x, 3), (x[:2], 3), (x, 2)):
+        for _ in range(2):
+            for got, wanted in zip(fused(*given), step(*given), strict=True):
+                torch.testing.assert_close(got, wanted)
+    assert [type(_mask(rows)) for rows in (2, 3, 4)] == [torch.Tensor] * 3
+    assert _mask.cache_info().currsize == 3
+    assert _layer.cache_info().currsize == 2
+    assert type(keeps.root(2)) is float
+    assert isinstance(vars(_Keeps)["twice"], staticmethod)
+    assert fuser.fuse(lambda x: torch.relu(x) * _mask(4)[0, 0])(x).shape == x.shape
+    assert type(_mask(5)) is torch.Tensor
+    fused.warmup(torch.empty(6, 9), 2)
+    assert type(_mask(6)) is torch.Tensor
+
+
 def _copies(x: Any, state: Any, number: float) -> Any:
     kept, shared, own = copy.deepcopy(state), copy.copy(x), copy.deepcopy(x)
     shared.add_(1)

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from fuser.errors import TracingError
 from fuser.warming.follow import keeping_nothing
 
-__all__ = ["Examples", "Facts", "find_facts", "find_kind", "is_kind_question", "is_none"]
+__all__ = ["Examples", "Facts", "find_facts", "find_kind", "is_kind_question", "is_none", "untraced_modules"]
 
 # Questions about a tensor whose answers are no numbers to calculate with.
 _KIND_QUESTIONS = frozenset(
@@ -84,7 +84,7 @@ class Examples:
     def find(self, node: fx.Node) -> Any:
         """Return a node's value: tensors are fake; an ``Unknown`` where it cannot be said."""
         if node not in self._known:
-            with torch._C.DisableTorchFunction(), self.mode, keeping_nothing(), _untraced_modules():
+            with torch._C.DisableTorchFunction(), self.mode, keeping_nothing(), untraced_modules():
                 for other in self._graph.nodes:
                     if other not in self._known and other.op != "output":
                         self._known[other] = self._evaluate(other)
@@ -143,8 +143,8 @@ def _tell_refusal(error: Exception) -> str:
 
 
 @contextmanager
-def _untraced_modules() -> Iterator[None]:
-    # While a function is traced, calls of modules are: fx has replaced these two.
+def untraced_modules() -> Iterator[None]:
+    """Call modules as they are: while a function is traced, fx has replaced these two."""
     kind: Any = torch.nn.Module
     traced = kind.__call__, kind.__getattr__
     kind.__call__, kind.__getattr__ = fx._symbolic_trace._orig_module_call, fx._symbolic_trace._orig_module_getattr

@@ -23,7 +23,7 @@ from torch import fx
 from fuser.errors import TracingError
 from fuser.ops import has_global_hooks
 
-__all__ = ["Guards", "find_guards", "find_modes", "is_same"]
+__all__ = ["CachedFunction", "Guards", "find_guards", "find_modes", "is_same"]
 
 
 def find_modes(_: Any = None) -> tuple[Any, ...]:
@@ -32,6 +32,8 @@ def find_modes(_: Any = None) -> tuple[Any, ...]:
     return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), *casts
 
 
+# What functools.lru_cache makes.
+CachedFunction: Any = functools._lru_cache_wrapper
 # Values that may be compared by what they say; all others are the same object or not the same.
 _PLAIN = frozenset((bool, int, float, complex, str, bytes))
 # Code with one of these names may read any attribute, or find that there is none.
@@ -87,6 +89,8 @@ class Guards:
     owners: tuple[tuple[Any, Any], ...] = ()
     # Whether code that was found has a ``case (a, b):``.
     matches_sequences: bool = False
+    # Class, attribute, value: methods behind functools.lru_cache; while the function is traced.
+    cached_methods: tuple[tuple[type, str, Any], ...] = ()
 
     def holds(self) -> bool:
         """Whether all values are what they were. Part of every call: a read costs some 30 ns."""
@@ -209,11 +213,13 @@ class _GuardFinder:
         self._owners: dict[int, tuple[Any, Any]] = {}
         self._of_classes: set[tuple[type, str]] = set()
         self._matches_sequences = False
+        self._cached_methods: list[tuple[type, str, Any]] = []
 
     def build(self) -> Guards:
         modes = [(ask, None, ask(None)) for ask in dict.fromkeys(_MODES[name] for name in _MODES if name in self.names)]
         asked, owners = (*self._asked, *modes), tuple(self._owners.values())
-        return Guards(tuple(self._reads.values()), tuple(self._attributes), asked, owners, self._matches_sequences)
+        rest = self._matches_sequences, tuple(self._cached_methods)
+        return Guards(tuple(self._reads.values()), tuple(self._attributes), asked, owners, *rest)
 
     def visit(self, value: Any) -> None:
         if value is None or type(value) in _PLAIN or id(value) in self._seen:
@@ -244,6 +250,8 @@ class _GuardFinder:
             self._visit_all((value.func, value.args, value.keywords))
         elif isinstance(value, staticmethod | classmethod):
             self.visit(value.__func__)
+        elif isinstance(value, CachedFunction):
+            self.visit(value.__wrapped__)
         elif isinstance(value, property):
             self.visit(value.fget)
         elif isinstance(value, type):
@@ -350,6 +358,8 @@ class _GuardFinder:
                 if (is_special or name in special or name in self.names) and (base, name) not in self._of_classes:
                     self._of_classes.add((base, name))
                     self._ask(vars(base).get, name)
+                    if isinstance(getattr(value, "__func__", value), CachedFunction):
+                        self._cached_methods.append((base, name, value))
 
     def _visit_object(self, value: Any) -> None:
         kind = type(value)

@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from fuser.fx.examples import Examples, is_kind_question
-from fuser.fx.guards import Guards
+from fuser.fx.examples import Examples, is_kind_question, untraced_modules
+from fuser.fx.guards import CachedFunction, Guards
 from fuser.fx.symbols import Symbol, is_symbol, is_tensor
 from fuser.jit_function import JitFunction
 
@@ -24,6 +25,7 @@ __all__ = [
     "MATH",
     "Intercept",
     "builtins_ask_symbols",
+    "caches_keep_no_symbols",
     "checks_ask_symbols",
     "is_traced",
     "math_takes_symbols",
@@ -183,6 +185,47 @@ def _take_sizes(function: Callable[..., Any]) -> Callable[..., Any]:
 # What makes a tensor, and takes its size as so many numbers.
 _MAKERS: tuple[Callable[..., Any], ...] = (torch.empty, torch.ones, torch.zeros, torch.rand, torch.randn)
 _OF_SIZES = {id(function): _take_sizes(function) for function in _MAKERS}
+
+
+@contextmanager
+def caches_keep_no_symbols(guards: Guards) -> Iterator[None]:
+    """Let functions behind ``functools.lru_cache`` keep no symbol, meanwhile: all who call them get what they keep."""
+    found = [(held, name, value) for held, name, value in guards.reads if isinstance(value, CachedFunction)]
+    others = [item for item in guards.attributes if isinstance(item[2], CachedFunction)]
+    for held, name, value in found:
+        held[name] = _take_values(value)
+    for owner, name, value in (*others, *guards.cached_methods):
+        is_plain = isinstance(value, CachedFunction)
+        setattr(owner, name, _take_values(value) if is_plain else type(value)(_take_values(value.__func__)))
+    try:
+        yield
+    finally:
+        for held, name, value in found:
+            held[name] = value
+        for owner, name, value in (*others, *guards.cached_methods):
+            setattr(owner, name, value)
+
+
+def _take_values(cached: Any) -> Callable[..., Any]:
+    @functools.wraps(cached)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        symbols = [item for item in pytree.tree_leaves((args, kwargs)) if is_symbol(item)]
+        if any(item.tracer.has_elements(item.tracer.find(item)) for item in symbols):
+            # A cache would find no tensor of a later call.
+            return cached.__wrapped__(*args, **kwargs)
+        values = {id(item): item.tracer.settle(item, "a cache", "a number") for item in symbols}
+        args, kwargs = pytree.tree_map(lambda item: values.get(id(item), item), (args, kwargs))
+        mode = torch.overrides._get_current_function_mode()  # type: ignore[no-untyped-call]
+        if not isinstance(mode, Intercept):
+            # Another thread.
+            return cached(*args, **kwargs)
+        # A warm-up traces among fake tensors.
+        with torch.overrides._pop_mode_temporarily(), untraced_modules(), unset_fake_temporarily():
+            return cached(*args, **kwargs)
+
+    for name in ("cache_info", "cache_clear", "cache_parameters"):
+        setattr(call, name, getattr(cached, name))
+    return call
 
 
 def _isinstance(item: Any, kinds: Any, /) -> bool:

@@ -37,6 +37,7 @@ from fuser.fx.intercept import (
     MATH,
     Intercept,
     builtins_ask_symbols,
+    caches_keep_no_symbols,
     checks_ask_symbols,
     math_takes_symbols,
     sizes_may_be_symbols,
@@ -129,7 +130,7 @@ def _trace(function: Callable[..., Any], make_tracer: Callable[[], _Tracer], key
         if replaced:
             break
         if guards.holds() and (is_last or not guards.find_added()):
-            return tracer.finish(graph, replace(guards, owners=()))
+            return tracer.finish(graph, replace(guards, owners=(), cached_methods=()))
         replaced = guards.find_changed()
     what = repr(replaced) if replaced else "something it does not own"
     raise TracingError(_refuse_change(function, what), *_place_of(inspect.unwrap(function).__code__, None))
@@ -182,6 +183,7 @@ class _Tracer(fx.Tracer):
                 checks_ask_symbols(),
                 math_takes_symbols(),
                 sizes_may_be_symbols(guards),
+                caches_keep_no_symbols(guards),
             ):
                 graph = self.trace(getattr(plain, "__func__", plain))
             for (_, name), (module, _) in self._buffers.items():
