@@ -63,6 +63,7 @@ static inline float __frcp_rn(float v) { return 1.0f / v; }
 static inline float fuser_inverse_of_count(float v) { return 1.0f / v; }
 static inline float __fmaf_rn(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
 static inline float __fmul_rn(float x, float y) { return x * y; }
+static inline double __dmul_rn(double x, double y) { return x * y; }
 static inline double __fma_rn(double x, double y, double z) { return __builtin_fma(x, y, z); }
 static inline unsigned fuser_bits_of(float v) { unsigned u; memcpy(&u, &v, 4); return u; }
 static inline float fuser_float_of(unsigned u) { float v; memcpy(&v, &u, 4); return v; }

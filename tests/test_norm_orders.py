@@ -375,6 +375,18 @@ def test_planes_that_are_no_multiple_of_threads(size: int, monkeypatch: pytest.M
         torch.testing.assert_close(out, torch.nn.functional.batch_norm(x, None, None, training=True))
 
 
+# Their products are doubles, too, where they are not contracted.
+@pytest.mark.parametrize("numerics", ["strict", "fast"])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_moments_of_doubles_are_doubles(layout: torch.memory_format, numerics: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(8, 3, 9, 9, dtype=torch.float64).contiguous(memory_format=layout)
+    with config.patch(numerics=numerics):
+        _, mean, rstd = run("batch_norm", (4, False, False, False, True, 3), input=x)
+    torch.testing.assert_close(mean, x.mean((0, 2, 3)), rtol=1e-14, atol=1e-15)
+    torch.testing.assert_close(rstd, (x.var((0, 2, 3), correction=0) + 1e-5).rsqrt(), rtol=1e-14, atol=0)
+
+
 # ATen has kernels of its own where a channel of a batch is one element, in whatever number of dimensions.
 @pytest.mark.parametrize("sizes", [(3, 8), (3, 8, 1), (3, 8, 1, 1)], ids=str)
 @pytest.mark.parametrize("op", ["native_group_norm", "native_group_norm_backward"])

@@ -67,7 +67,7 @@ _CHANNEL_NEXT = """void next(T ma, T sa, T count, T x, T& m, T& s, T& n) {
   const T delta = x - ma;
   n = fuser_next(count);
   m = fma(delta, fuser_next_inverse(count), ma);
-  s = __fadd_rn(sa, __fmul_rn(delta, x - m));
+  s = sa + fuser_rounded_product(delta, x - m);
 }"""
 _PLANE_MERGE = """void merge(T ma, T sa, T na, T mb, T sb, T nb, T& m, T& s, T& n) {
   n = na + nb;

@@ -147,6 +147,9 @@ FUSER_INLINE double fuser_next(double count) { return count + 1; }
 template <typename T> FUSER_INLINE T fuser_next_share(T v, T count) { return v / fuser_next(count); }
 FUSER_INLINE float fuser_next_inverse(float count) { return fuser_inverse_of_count(fuser_next(count)); }
 FUSER_INLINE double fuser_next_inverse(double count) { return 1 / fuser_next(count); }
+// A product that no compiler adds to anything before it is rounded.
+FUSER_INLINE float fuser_rounded_product(float x, float y) { return __fmul_rn(x, y); }
+FUSER_INLINE double fuser_rounded_product(double x, double y) { return __dmul_rn(x, y); }
 
 // A count below 2^20 for those who divide again, by fuser_next_share, where what comes out is no quotient. Its inverse has
 // twice a float's bits: what is left out is less than 2^-46 of the quotient, which is no closer to the middle of two
