@@ -338,12 +338,12 @@ def test_counts_of_fast_numerics_divide_once(monkeypatch: pytest.MonkeyPatch) ->
     assert "is_exact" not in text.partition("__global__")[2]
 
 
-# What registers hold between walks; what blocks hold together; fewer channels than processors; and longer ones.
+# What registers hold between walks; what blocks hold together; fewer channels than processors; and longer ones, or odd planes.
 @pytest.mark.parametrize(
     ("sizes", "walks_once", "is_shared"),
     [
         ((64, 512, 14, 14), False, False), ((64, 256, 56, 56), False, True), ((32, 256, 128, 128), False, True),
-        ((64, 64, 112, 112), False, False), ((128, 256, 128, 128), True, False), ((128, 512, 49, 49), True, False),
+        ((64, 64, 112, 112), False, False), ((65, 256, 128, 128), True, False), ((128, 512, 49, 49), True, False),
     ],
     ids=str,
 )  # fmt: skip
