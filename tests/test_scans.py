@@ -11,10 +11,13 @@ from cuda_emulation import run_emulated
 
 import fuser
 from fuser import executor
+from fuser.compiler import register
 from fuser.config import config
 from fuser.cuda.aten_orders import scan_chunk
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.ops import OPS, reduction_function
+from fuser.planner import plan_texts
+from fuser.tuning.table import candidates
 
 OTHERS = (torch.bfloat16, torch.float64, torch.int32, torch.float16, torch.bool)
 DTYPES = [torch.float32, *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in OTHERS)]
@@ -77,6 +80,20 @@ def test_cuda_loops_along_rows_keep_atens_order(shape: tuple[int, int], dtype: t
         less, total = run_emulated(scan(), [x, y], descending=descending)
         assert torch.equal(total, aten_scan(x * y))
         assert torch.equal(less, torch.minimum(total, y))
+
+
+# Teams of several warps that have a row at once, and that go over it.
+@pytest.mark.parametrize(("shape", "dtype"), [((5, 1500), torch.float32), ((3, 20000), torch.bfloat16)], ids=str)
+def test_rows_of_one_block_share_no_memory(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    x, y = draw(shape, dtype), draw((shape[1],), dtype)
+    wanted = run_emulated(scan(), [x, y])
+    ((_, args),) = plan_texts(register(scan()), [x, y], torch.device("cuda", 0))
+    found = candidates(args)
+    assert args.tuning.team > 32
+    assert any(tuning.block > tuning.team for tuning in found)
+    for tuning in found:
+        made = run_emulated(scan(), [x, y], block=tuning.block)
+        assert all(map(torch.equal, made, wanted)), f"a block of {tuning.block}"
 
 
 def test_cuda_loops_take_a_number_for_each_row() -> None:

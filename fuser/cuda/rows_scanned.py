@@ -54,7 +54,7 @@ class ScannedAlongText(AlongElements):
             f"  constexpr int C = {chunk}, G = {warps};",
             "  const int t = threadIdx.x % T, lead = (t / W * U * W + t % W) * V;",
             f"  const fuser_index length = {self.length}, rows = {rows};",
-            f"  alignas(16) __shared__ unsigned char shared[2][G > 1 ? G * {most} : 1];",
+            f"  alignas(16) __shared__ unsigned char shared[2][{self.teams}][G > 1 ? (G * {most} + 15) / 16 * 16 : 1];",
             "  int turn = 0;",
             f"  for (fuser_index first = static_cast<fuser_index>(blockIdx.x) * {self.teams}; first < rows;",
             f"       first += static_cast<fuser_index>(gridDim.x) * {self.teams}) {{",
@@ -94,7 +94,7 @@ class ScannedAlongText(AlongElements):
             lines += [f"// Pass {level}.", *self._load(level)]
             if step.accumulators:
                 lines += self._compute(level, step, step.element)
-                waiting = f"reinterpret_cast<fuser_pass{level}::part*>(shared[turn])"
+                waiting = f"reinterpret_cast<fuser_pass{level}::part*>(shared[turn][threadIdx.x / T])"
                 lines += [
                     f"fuser_running<C, W, V, U, G>(pass{level}, running{level}, total{level}, {waiting}, t / 32);",
                     "turn ^= 1;",
