@@ -76,8 +76,9 @@ FEW_TO_ADD = 2048
 FEW_TO_SHARE = 32
 # Rows of a block that takes one element of each.
 PICKERS = 128
-# Accumulators that wait in shared memory for the other threads of a block; a few bytes each.
-MAX_WAITING = 2048
+# Accumulators that wait in shared memory for the other threads of a block, a few bytes each; and of the largest type
+# for which there is room.
+MAX_WAITING, MOST_WAITING = 2048, 3072
 
 
 class RowLimits(NamedTuple):
@@ -417,6 +418,8 @@ def _across(
         block = min(block, team * max(_above(min(length, BATCH)) // 8, 1))
     # Narrower vectors, and more threads for each row, where there is little for each.
     most = MAX_BLOCK // 2 if length > FEW_TO_SHARE else block
+    while most > block and most * accumulators > MOST_WAITING:
+        most //= 2
     while length <= FEW_TO_ADD and (vector > 1 or block < most):
         if -(-count // (team * vector)) >= ENOUGH_BLOCKS // 4:
             break

@@ -5,12 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 from cuda_emulation import run_emulated
+from reduction_cases import MERGE, functor
 
+from fuser.combining import Reduction
 from fuser.compiler import register
+from fuser.cuda import backend
 from fuser.debug import kernel_sources
+from fuser.function import Function
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.ops import OPS, composite_function
 from fuser.ops.reductions import reduction_function
+from fuser.route import run
 
 pytestmark = pytest.mark.cpu
 
@@ -55,6 +60,22 @@ def test_softmax_of_rows_side_by_side(numerics: str, shape: tuple[int, ...]) -> 
         assert source.tuning.block <= 1024
     (made,) = run_emulated(group, [x])
     torch.testing.assert_close(made.double(), torch.softmax(x.double(), 1), rtol=1e-5, atol=1e-7)
+
+
+# What threads wait with for each other has room in a block, however much that is.
+@pytest.mark.nvrtc
+def test_many_reductions_of_rows_side_by_side() -> None:
+    builder = GroupBuilder()
+    x = builder.add_input("x")
+    made = []
+    for number in range(5):
+        one = functor(f"void one(T x, T& m, T& s, T& n) {{ m = x + T({number}); s = T(0); n = T(1); }}", num_outputs=3)
+        mean = functor("T mean(T m, T s, T n) { return m; }")
+        made += builder.apply(Function(one, reduction=Reduction(MERGE, (0, 0, 0), mean, (0,))), [x])
+    group, given = builder.build(made), torch.randn(600, 300, dtype=torch.float64)
+    (source,) = kernel_sources(register(group), [given], "cuda")
+    assert backend.compile_cubin(source, "sm_90")
+    assert all(map(torch.equal, run_emulated(group, [given]), run(register(group), [given])))
 
 
 def test_narrow_rows_fill_blocks() -> None:
