@@ -359,7 +359,9 @@ def _cut(expanded: Expanded, outputs: Sequence[TensorDesc], device: torch.device
     group, values, spec = expanded.group, expanded.values, expanded.spec
     layouts = [ValueLayout(item.desc.shape, item.desc.strides) for item in values]
     by_value = {value for value, item in enumerate(values) if item.spec.number is not None}
-    for section in cut_group(group, layouts, by_value, orders, shares_rows=device.type == "cuda"):
+    is_cuda = device.type == "cuda"
+    shared_bytes = _shared_bytes(expanded, orders) if is_cuda else {}
+    for section in cut_group(group, layouts, by_value, orders, shared_bytes, shares_rows=is_cuda):
         order = order_of_section(section, orders)
         own = spec if spec is not None and section.group is group else register(section.group)
         slots = [slot for slot, value in enumerate(group.outputs) if value in section.outputs]
@@ -378,6 +380,18 @@ def _cut(expanded: Expanded, outputs: Sequence[TensorDesc], device: torch.device
                 tuple(section.outputs[index] for index in chosen),
                 tuple(targets[index] for index in chosen),
             )
+
+
+def _shared_bytes(expanded: Expanded, orders: Orders) -> dict[int, int]:
+    # In torch's order each thread of a row waits for others with what it has of all reductions.
+    found = {}
+    for index, order in orders.items():
+        function = expanded.group.applications[index].function
+        dtype = expanded.values[expanded.group.applications[index].tensors[0]].desc.dtype
+        if order is not None and not order.spreads and function.reduction and dtype is not None:
+            threads = order.schedule.x * order.schedule.y
+            found[index] = threads * len(function.reduction.identity) * max(dtype.itemsize, 4)
+    return found
 
 
 def _cut_and_order(

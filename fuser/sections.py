@@ -32,6 +32,8 @@ FEW_ROWS = 66
 LONG_ROW = 1 << 16
 # Neighbouring rows that one block takes.
 ROWS_ACROSS = 128
+# Shared memory that a block has for what its threads wait with for each other.
+WAITING_BYTES = 47 << 10
 # Elements that are very many, and of how many each one of few is.
 MANY_ELEMENTS, SMALL = 1 << 24, 1 << 10
 
@@ -41,6 +43,7 @@ def cut_group(
     layouts: Sequence[ValueLayout],
     by_value: Collection[int],
     orders: Mapping[int, RowOrder | None],
+    shared_bytes: Mapping[int, int],
     *,
     shares_rows: bool = False,
 ) -> Iterator[Section]:
@@ -51,12 +54,13 @@ def cut_group(
         layouts: shape and strides of each of its values.
         by_value: the inputs that are numbers in the argument struct, not addresses.
         orders: of reductions whose bits depend on it, by application, the order of a row's elements: one for a section.
+        shared_bytes: what those of them take of a block, by application: a section has no more than there is room for.
         shares_rows: whether blocks may share a long row, as they do in kernels of one pass over its elements.
 
     Raises:
         UnsupportedError: one application alone has more arguments than a kernel takes.
     """
-    for section in _cut_launches(group, layouts, by_value, orders, shares_rows=shares_rows):
+    for section in _cut_launches(group, layouts, by_value, orders, shared_bytes, shares_rows=shares_rows):
         # Barriers of strict numerics keep a compiler from computing once what many elements have in common.
         if shares_rows and group.is_strict and group.has_reduction and not section.group.has_reduction:
             yield from _cut_small(group, layouts, section)
@@ -69,11 +73,12 @@ def _cut_launches(
     layouts: Sequence[ValueLayout],
     by_value: Collection[int],
     orders: Mapping[int, RowOrder | None],
+    shared_bytes: Mapping[int, int],
     *,
     shares_rows: bool,
 ) -> Iterator[Section]:
     whole = Section(group, tuple(range(len(group.inputs))), group.outputs, tuple(range(len(group.applications))))
-    if _fits(whole, layouts, by_value, orders, is_whole=True):
+    if _fits(whole, layouts, by_value, orders, shared_bytes, is_whole=True):
         rows = find_row_shape(group, layouts) if shares_rows and group.has_reduction else None
         # In torch's order a block does not share a row, but for those of its own schedule.
         long = LONG_ROW // 8 if any(orders.values()) else LONG_ROW
@@ -94,7 +99,7 @@ def _cut_launches(
         for index in rest[1:]:
             if any(producers[value] in waiting for value in group.applications[index].tensors):
                 waiting.add(index)
-            elif _fits(longer := group.section([*chosen, index]), layouts, by_value, orders):
+            elif _fits(longer := group.section([*chosen, index]), layouts, by_value, orders, shared_bytes):
                 section, chosen = longer, [*chosen, index]
             elif group.has_reduction:
                 # Other rows than these: what does not need them may still be part of this launch.
@@ -109,7 +114,7 @@ def _cut_launches(
     stored.update(group.outputs)
     wholes = [sorted({*chosen, *again(group, layouts, chosen, stored)}) for chosen in pieces]
     wholes = [
-        more if _fits(group.section(more), layouts, by_value, orders) else chosen
+        more if _fits(group.section(more), layouts, by_value, orders, shared_bytes) else chosen
         for chosen, more in zip(pieces, wholes, strict=True)
     ]
     # The last one first: what all who need it compute again is not stored, nor what was needed for that alone.
@@ -313,10 +318,13 @@ def _fits(
     layouts: Sequence[ValueLayout],
     by_value: Collection[int],
     orders: Mapping[int, RowOrder | None],
+    shared_bytes: Mapping[int, int],
     *,
     is_whole: bool = False,
 ) -> bool:
     if len({orders[index] for index in section.applications if index in orders}) > 1:
+        return False
+    if sum(shared_bytes.get(index, 0) for index in section.applications) > WAITING_BYTES:
         return False
     if section.group.reshapes:
         given = [layouts[value] for value in section.inputs]

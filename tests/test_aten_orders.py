@@ -600,6 +600,28 @@ def test_tiles_of_shared_rows_fit_in_shared_memory(dtype: torch.dtype) -> None:
     assert all(backend.compile_cubin(source, "sm_90") for source in sources)
 
 
+# What their threads wait with for each other takes more shared memory than a block has: the rest is another launch's.
+@pytest.mark.cpu
+@pytest.mark.nvrtc
+def test_many_sums_of_long_rows_are_several_launches() -> None:
+    builder = GroupBuilder("strict")
+    x, sums = builder.add_input("x"), list[int]()
+    for number in range(13):
+        (value,) = builder.apply(
+            Function(parse_functor(f"template <typename T> T f(T x) {{ return x + {number}; }}")), [x]
+        )
+        sums += builder.apply(reduction_function("sum", (1,), True), [value])
+    group, given = builder.build(sums), torch.randn(3, 9000, dtype=torch.float64)
+    sources = kernel_sources(register(group), [given], "cuda")
+    assert len(sources) == 2
+    assert all(backend.compile_cubin(source, "sm_90") for source in sources)
+    made = run_emulated(group, [given])
+    for number, total in enumerate(made):
+        alone = run_emulated(builder.build(sums[number : number + 1]), [given]) if number % 12 == 0 else [total]
+        assert torch.equal(total, alone[0])
+        torch.testing.assert_close(total, (given + number).sum(1, keepdim=True))
+
+
 def test_products_that_derivatives_make_are_not_contracted_with_what_adds_them_up() -> None:
     builder = GroupBuilder("strict")
     inputs = [builder.add_input(name) for name in ("x", "y")]
