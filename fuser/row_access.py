@@ -189,7 +189,8 @@ def stretches(length: int, vector: int, limits: RowLimits) -> bool:
         vector: elements that lie side by side.
         limits: the device's.
     """
-    return limits.halves > 1 and vector >= GATHER_VECTOR and length <= MOST_STRETCHED
+    # Each has whole batches.
+    return limits.halves > 1 and vector >= GATHER_VECTOR and BATCH < length <= MOST_STRETCHED
 
 
 def most_kept(vector: int, itemsize: int, clusters: int) -> int:

@@ -141,6 +141,19 @@ def test_rows_that_blocks_go_over_together(
 
 
 @pytest.mark.cpu
+@pytest.mark.parametrize("planes", [2, 4])
+def test_no_block_goes_over_a_row_alone(planes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A single batch is one block's, which keeps it.
+    monkeypatch.setattr(sections, "FEW_ROWS", 0)
+    config.touch()
+    build, inputs_of = OWN_GROUPS["contracted"]
+    inputs, group = inputs_of(draw((2, planes, 4104), torch.float32)[..., :-8], (1, 2)), build((1, 2))
+    (source,) = kernel_sources(register(group), inputs, "cuda")
+    assert bool(source.tuning.stretch) == (source.tuning.cluster > 1) == (planes > 2)
+    same(run_emulated(group, inputs), run(register(group), inputs))
+
+
+@pytest.mark.cpu
 @pytest.mark.parametrize("plane", [128 * 128, 56 * 56 + 8])
 @pytest.mark.parametrize("is_backward", [False, True])
 def test_batch_norms_whose_channels_blocks_go_over_together(
