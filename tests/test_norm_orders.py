@@ -338,7 +338,7 @@ def test_counts_of_fast_numerics_divide_once(monkeypatch: pytest.MonkeyPatch) ->
     assert "is_exact" not in text.partition("__global__")[2]
 
 
-# What registers hold between walks; what blocks hold together; fewer channels than processors; and longer ones, or odd planes.
+# What registers hold between walks; what blocks hold together; fewer channels than processors; longer ones; odd planes.
 @pytest.mark.parametrize(
     ("sizes", "walks_once", "is_shared"),
     [
