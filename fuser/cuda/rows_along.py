@@ -96,8 +96,9 @@ class AlongText(AlongElements):
         return [*made, f"if (is_there{level}) {step.pick.call(known)}"]
 
     def _cluster_kernel(self) -> list[str]:
-        # Neighbouring blocks, which read and write each other's shared memory, have a chunk of one row each.
-        part, begin = self.tuning.stretch or self.chunk, "first" if self.tuning.stretch else "begin"
+        # Neighbouring blocks, which read and write each other's shared memory, have a chunk each of a row, or several.
+        has_chunks = self.tuning.stretch > 0
+        part, begin = (self.tuning.stretch, "first") if has_chunks else (self.chunk, "begin")
         return [
             *self._head(),
             f"  constexpr unsigned int C = {self.tuning.cluster};",
@@ -105,10 +106,7 @@ class AlongText(AlongElements):
             "  const unsigned int rank = blockIdx.x % C;",
             "  constexpr bool is_row = true;",
             f"  const fuser_index length = {self.length}, {begin} = rank * {part};",
-            *(
-                [f"  const fuser_index end = length - first < {part} ? length : first + {part};"]
-                * bool(self.tuning.stretch)
-            ),
+            *([f"  const fuser_index end = length - first < {part} ? length : first + {part};"] * has_chunks),
             *indent(self._shared()),
             *indent(self._held()),
             f"  __shared__ unsigned long long boxes[{len(self.combining)}];",
@@ -358,31 +356,41 @@ class AlongText(AlongElements):
 
     def _of_blocks(self, level: int, setup: list[str], own: list[str], store: list[str]) -> list[str]:
         # A pass of blocks that share a row: each makes parts of its batches, or one part where any order serves.
-        stretch, is_gathered = self.tuning.stretch, self._is_gathered(level)
-        span, batches = self.span, (stretch or self.chunk) // BATCH
-        lines = [f"const fuser_index round = {'first' if stretch else 'begin'};", *setup]
-        if is_gathered:
+        stretch, span = self.tuning.stretch, self.span
+        batches, length = (stretch or self.chunk) // BATCH, "length"
+        if self._is_gathered(level):
+            lines = self._gathered(level, own)
             span, batches = BATCH // (self.tuning.team // WARP), 1
-            gather = f"for (int u = 0; u < U; ++u) all[u] = pass{level}.combine(all[u], parts[u]);"
-            make = f"const auto own = fuser_butterfly<1, W>(pass{level}, fuser_tree<U>(pass{level}, all));"
-            none = f"for (int u = 0; u < U; ++u) all[u] = pass{level}.identity();"
-            lines += [f"fuser_pass{level}::part all[U];", "#pragma unroll", none]
-            own = [*own, "#pragma unroll", gather]
-            store = [make, "if (t % 32 == 0) waiting[t / 32] = own;"]
-        if stretch:
-            own = own if is_gathered else [*own, *store]
-            own = [f"for (fuser_index begin = first; begin < end; begin += {self.chunk}) {{", *indent(own), "}"]
-        lines += own
-        lines += store if is_gathered or not stretch else []
+            length = f"fuser_index({BATCH} * C)"
+        elif stretch:
+            lines = ["const fuser_index round = first;", *self._chunks([*own, *store])]
+        else:
+            lines = ["const fuser_index round = begin;", *own, *store]
+            length = "fuser_index(V * T * U * C)" if self._has_whole_chunks else length
         lines += ["fuser_wait();"] * (level == self.combining[0])
         parts = f"waiting, reinterpret_cast<unsigned int*>(batches), boxes + {self.combining.index(level)}"
-        is_whole = is_gathered or (self._has_whole_chunks and not stretch)
-        length = f"fuser_index({BATCH * batches} * C)" if is_whole else "length"
-        sizes = f"{span}, T, {batches}, C"
-        return [*lines, f"fuser_fold_blocks<{sizes}>(pass{level}, total{level}, {parts}, rank, {length});"]
+        fold = f"fuser_fold_blocks<{span}, T, {batches}, C>(pass{level}, total{level}, {parts}, rank, {length});"
+        return [*setup, *lines, fold]
+
+    def _gathered(self, level: int, own: list[str]) -> list[str]:
+        # A thread adds up what it has of all chunks.
+        kind = f"fuser_pass{level}"
+        return [
+            f"{kind}::part all[U];",
+            "#pragma unroll",
+            f"for (int u = 0; u < U; ++u) all[u] = pass{level}.identity();",
+            *self._chunks(
+                [*own, "#pragma unroll", f"for (int u = 0; u < U; ++u) all[u] = pass{level}.combine(all[u], parts[u]);"]
+            ),
+            f"const auto own = fuser_butterfly<1, W>(pass{level}, fuser_tree<U>(pass{level}, all));",
+            "if (t % 32 == 0) waiting[t / 32] = own;",
+        ]
+
+    def _chunks(self, lines: list[str]) -> list[str]:
+        return [f"for (fuser_index begin = first; begin < end; begin += {self.chunk}) {{", *indent(lines), "}"]
 
     def _is_gathered(self, level: int) -> bool:
-        # Whether a thread adds up what it has of all chunks.
+        # Whether any order serves blocks that go over their part of a row.
         step = self.loop.passes[level]
         return bool(self.tuning.stretch) and step.is_free and not self._has_pairs(step)
 
