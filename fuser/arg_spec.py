@@ -30,7 +30,7 @@ from fuser.layout import IterationSpace, Shape, Strides, broadcast_strides, buil
 from fuser.lookups import find_lookups, look_up_in
 from fuser.ordered_access import plan_ordered_walk
 from fuser.orders import RowOrder
-from fuser.row_access import RowLimits, plan_row_walk
+from fuser.row_access import MAX_CLUSTER, RowLimits, plan_row_walk
 from fuser.row_space import RowShape, build_row_space, find_row_shape, lies_across
 from fuser.scan_access import plan_scan_walk
 from fuser.tensor_desc import TensorDesc, value_layouts
@@ -48,8 +48,6 @@ SHARED_BYTES = 232448
 SHARED_FOR_PARTS = 24 << 10
 # Multiprocessors of a GPU that is not here.
 PROCESSORS = 132
-# Blocks of a cluster that every GPU has room for that has clusters at all.
-MAX_CLUSTER = 8
 
 
 class DescribedValue(NamedTuple):

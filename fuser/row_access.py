@@ -17,11 +17,14 @@ from fuser.layout import IterationSpace
 from fuser.row_space import count_accumulators, reduction_levels
 
 __all__ = [
-    "ODD_ROW", "RowLimits", "column_pieces", "most_kept", "persistent_blocks", "plan_row_walk", "stretches",
+    "MAX_CLUSTER", "ODD_ROW", "RowLimits", "column_pieces", "most_kept", "persistent_blocks", "plan_row_walk",
+    "stretches",
 ]  # fmt: skip
 
 WARP = 32
 MAX_BLOCK = 1024
+# Blocks of a cluster that every GPU has room for that has clusters at all; kernels have to ask for more.
+MAX_CLUSTER = 8
 # Bytes of a row that a thread keeps in registers.
 KEPT_BYTES = 128
 MAX_UNROLL = 8

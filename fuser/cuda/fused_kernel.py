@@ -19,6 +19,7 @@ from fuser.geometry import Flat, Launch, launch_shape
 from fuser.kernel_spec import MAX_LONE_ARGUMENT_BYTES
 from fuser.layout import IterationSpace
 from fuser.process import is_of_signal_handler
+from fuser.row_access import MAX_CLUSTER
 
 if TYPE_CHECKING:
     from cuda.bindings.driver import CUfunction, CUresult
@@ -28,8 +29,6 @@ __all__ = ["CudaKernel"]
 _thread = threading.local()
 # Dynamic shared memory that a kernel gets without asking, beside what it has of its own.
 FREE_SHARED_BYTES = 24 << 10
-# Blocks of a cluster that kernels may have without asking.
-PORTABLE_CLUSTER = 8
 # The driver's version since which a graph's edges say that a launch does not wait for the end of the one before it.
 ABREAST_SINCE = 12030
 
@@ -68,7 +67,7 @@ class CudaKernel:
         driver_launch, function, success = self._launch, self._function, self._success
         if launch.shared_bytes > FREE_SHARED_BYTES:
             self._allow_shared(int(launch.shared_bytes), device_index)
-        if self.source.tuning.cluster > PORTABLE_CLUSTER:
+        if self.source.tuning.cluster > MAX_CLUSTER:
             self._set_attribute("NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1, device_index)
         shape = (launch.grid, 1, 1, launch.block, 1, 1, launch.shared_bytes)
         abreast = _Abreast(launch) if launch.follows and _starts_abreast() else None
