@@ -70,9 +70,17 @@ def find_columns(
         if is_along and beside - group.needing(columns) and not chosen.keys() & beside:
             sizes = [item.dtype.itemsize for item in full if item.dtype is not None]
             length = prod(shape[dim] for dim in dims)
-            pieces = column_pieces(length, prod(shape) // max(length, 1), sizes, len(columns), processors)
+            own = [_part_bytes(values[group.applications[index].tensors[0]].desc.dtype) for index in columns]
+            pieces = column_pieces(length, prod(shape) // max(length, 1), sizes, own, processors)
             chosen |= dict.fromkeys(columns, pieces) if pieces else {}
     return chosen
+
+
+def _part_bytes(dtype: torch.dtype | None) -> int:
+    # What a sum of such elements takes in a kernel.
+    if dtype is None or not (dtype.is_floating_point or dtype.is_complex):
+        return 8
+    return max(dtype.itemsize, 4)
 
 
 def cut_columns(group: FusionGroup, typing: Typing, pieces: Mapping[int, int]) -> tuple[FusionGroup, tuple[int, ...]]:

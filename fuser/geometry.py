@@ -13,6 +13,7 @@ from typing import NamedTuple
 from fuser.codegen import KernelSource
 from fuser.layout import IterationSpace
 from fuser.orders import RowOrder
+from fuser.row_access import MAX_CLUSTER
 
 __all__ = [
     "MAX_NARROW_OFFSET",
@@ -43,6 +44,8 @@ class Launch(NamedTuple):
     shared_bytes: int = 0
     # Whether it may begin when all blocks of the launch before it have.
     follows: bool = False
+    # Whether its clusters have more blocks than every GPU has room for: a kernel has to ask for them.
+    asks: bool = False
     # CPU: whether there is enough work for torch's threads.
     is_parallel: bool = False
 
@@ -69,6 +72,7 @@ def launch_shape(source: KernelSource, space: IterationSpace) -> Launch:
             block=tuning.block,
             shared_bytes=(tuning.stretch or chunks * chunk) * source.held_bytes,
             follows=tuning.follows,
+            asks=tuning.cluster > MAX_CLUSTER,
         )
     counts = step_counts(source, space.sizes)
     if tuning.is_stacked:

@@ -26,10 +26,13 @@ _QUICK = frozenset(
     {"exp", "exp2", "log", "log2", "fabs", "sqrt", "rsqrt", "floor", "ceil", "trunc", "rint", "nearbyint"}
 )
 _LOOPS = frozenset({"for", "while", "do", "goto"})
-# Tables that a block has room for; elements of a kernel for which they pay; threads of a block that fill them, in
-# torch's order and else (measured on an H200); and of a processor, by whether a thread keeps elements of several
-# tensors, or more than so many.
-MOST_TABLES, LARGE, BLOCK, THREADS, LONG_SHARE = 2, 1 << 24, (256, 512), (1024, 512), 32
+# Tables of a block at most, and of what size; elements of a kernel for which they pay; threads of a block that fill
+# them, in torch's order and else (measured on an H200); and of a processor, by whether a thread keeps elements of
+# several tensors, or more than so many.
+MOST_TABLES, TABLE_BYTES = 2, 16 << 10
+LARGE, BLOCK, THREADS, LONG_SHARE = 1 << 24, (256, 512), (1024, 512), 32
+# Shared memory that a kernel gets without asking.
+MOST_SHARED = 48 << 10
 
 
 class Lookup(NamedTuple):
@@ -40,24 +43,29 @@ class Lookup(NamedTuple):
     factor: int = -1
 
 
-def find_lookups(group: FusionGroup, dtypes: Sequence[torch.dtype], is_row: Sequence[bool]) -> dict[int, Lookup]:
+def find_lookups(
+    group: FusionGroup, dtypes: Sequence[torch.dtype], is_row: Sequence[bool], shared_bytes: int = 0
+) -> dict[int, Lookup]:
     """Return the applications of a group with reductions that its kernel may look up.
 
     Args:
         group: the kernel's.
         dtypes: of its values.
         is_row: whether there is one of each of them for a row.
+        shared_bytes: of shared memory that the kernel takes for something else.
     """
+    most = min((MOST_SHARED - shared_bytes) // TABLE_BYTES, MOST_TABLES)
     found: dict[int, Lookup] = {}
     levels = reduction_levels(group)
     for index, (item, made) in enumerate(zip(group.applications, group.value_offsets(), strict=True)):
         function = item.function
         lookup = None if function.reduction else _read(function.functor, bool(function.op), group.is_strict)
-        if lookup is None or len(found) == MOST_TABLES or lookup.operand >= len(item.tensors):
+        if lookup is None or len(found) >= most or lookup.operand >= len(item.tensors):
             continue
         operand = item.tensors[lookup.operand]
         is_plain = levels[operand] == 0 and not is_row[operand]
-        if is_plain and {dtypes[operand], dtypes[made]} == {torch.bfloat16}:
+        # Tables hold what has not been rounded yet: a gradient that is passed on in float32 is made of it, too.
+        if is_plain and dtypes[operand] is torch.bfloat16 and dtypes[made] in (torch.bfloat16, torch.float32):
             found[index] = lookup
     return found
 

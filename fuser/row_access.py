@@ -17,8 +17,8 @@ from fuser.layout import IterationSpace
 from fuser.row_space import count_accumulators, reduction_levels
 
 __all__ = [
-    "MAX_CLUSTER", "ODD_ROW", "RowLimits", "column_pieces", "most_kept", "persistent_blocks", "plan_row_walk",
-    "stretches",
+    "MAX_CLUSTER", "ODD_ROW", "PARTS_BYTES", "RowLimits", "column_pieces", "most_kept", "persistent_blocks",
+    "plan_row_walk", "stacked_bytes", "stretches",
 ]  # fmt: skip
 
 WARP = 32
@@ -61,8 +61,9 @@ IN_FLIGHT_BYTES = 128
 # they have a row together at most: the more there are, the fewer pieces. Measured on an H100.
 MOST_COLUMNS = 1 << 14
 PERSISTENT_BLOCK = 384
-# Vectors that a thread has at most.
-MOST_PERSISTENT = 4
+# Vectors that a thread has at most; bytes of shared memory where a block's teams add up what they have, and for what
+# their rows come to.
+MOST_PERSISTENT, MOST_STACKED, PARTS_BYTES = 4, 46 << 10, 2 << 10
 # Threads of a multiprocessor that have registers for one vector of each operand, or for several: where a block has one
 # long row, and elsewhere. Measured on an H200.
 PERSISTENT_THREADS = ((1152, 640), (1024, 512))
@@ -372,21 +373,32 @@ def persistent_blocks(tuning: Tuning) -> int:
     return (light if tuning.unroll == 1 else heavy) // tuning.block
 
 
-def column_pieces(length: int, rows: int, itemsizes: Sequence[int], columns: int, processors: int) -> int:
+def stacked_bytes(tuning: Tuning, vector: int, part_bytes: Sequence[int]) -> int:
+    """Return the shared memory in which a block's teams add up what their columns come to.
+
+    Args:
+        tuning: the kernel's.
+        vector: elements that lie side by side.
+        part_bytes: what each result of a column takes.
+    """
+    return tuning.block * vector * sum(part_bytes) if tuning.block > tuning.team else 0
+
+
+def column_pieces(length: int, rows: int, itemsizes: Sequence[int], part_bytes: Sequence[int], processors: int) -> int:
     """Return into how many pieces columns are cut by a kernel that makes them beside its rows; 0: it does not.
 
     Args:
         length: elements of a row.
         rows: how many there are.
         itemsizes: of the tensors of such elements.
-        columns: how many results each column has.
+        part_bytes: what each result of a column takes.
         processors: of the GPU.
     """
     vector = VECTOR_BYTES // max(itemsizes)
-    if length < WARP or length * columns > MOST_COLUMNS:
+    if length < WARP or length * len(part_bytes) > MOST_COLUMNS:
         return 0
     tuning = _persistent(length, vector)
-    if tuning.unroll > MOST_PERSISTENT:
+    if tuning.unroll > MOST_PERSISTENT or stacked_bytes(tuning, vector, part_bytes) > MOST_STACKED:
         return 0
     most = rows // (ROWS_OF_TEAM * (tuning.block // tuning.team))
     return processors * min(persistent_blocks(tuning), most // processors)

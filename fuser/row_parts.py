@@ -33,6 +33,7 @@ from fuser.plain_texts import (
     may_end_in_product,
     takes_decisions,
 )
+from fuser.row_access import PARTS_BYTES, stacked_bytes
 from fuser.row_space import reduction_levels
 
 __all__ = ["Accumulator", "RowPart", "RowPass", "RowWriter", "Table"]
@@ -177,7 +178,7 @@ class RowWriter:
 
     def _write_tables(self) -> None:
         writer, typing = self.writer, self.writer.typing
-        looked = find_lookups(self.group, typing.values, self.rows.is_row)
+        looked = find_lookups(self.group, typing.values, self.rows.is_row, self._stacked_bytes())
         for index, lookup in looked.items():
             item, value = self.group.applications[index], writer.values(index)[0]
             operand, x, result = item.tensors[lookup.operand], f"x{value}", f"l{value}"
@@ -198,6 +199,14 @@ class RowWriter:
             self.tables[index] = Table(part, compute)
         # What one of them is a function of is not looked up.
         writer.looked = {index: (looked[index].factor, table.result) for index, table in self.tables.items()}
+
+    def _stacked_bytes(self) -> int:
+        # Of shared memory where columns come together, beside what rows come to.
+        made = zip(self.group.applications, self.group.value_offsets(), strict=True)
+        reductions = [(item.function.reduction, slot) for item, slot in made if item.function.reduction]
+        sizes = [self.writer.typing.values[slot].itemsize for reduction, slot in reductions if reduction.pieces]
+        args = self.writer.args
+        return stacked_bytes(args.tuning, args.vector, sizes) + PARTS_BYTES * (len(sizes) < len(reductions))
 
     def _pass(self, level: int) -> RowPass:
         picks = self._picks_in(level)

@@ -13,6 +13,8 @@ from row_groups import reduce, text
 import fuser
 from fuser import columns, lookups, planner
 from fuser.compiler import register
+from fuser.cuda import backend
+from fuser.debug import kernel_sources
 from fuser.function import Function
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.ops import OPS, composite_function, reduction_function
@@ -125,3 +127,36 @@ def test_along_columns(numerics: str, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs[0] = inputs[0].nan_to_num(nan=0.0).clamp(-100, 100)
     with fuser.config.patch(numerics=numerics):
         same(*both(bias_gradient(), inputs, monkeypatch))
+
+
+def gated_gradients() -> FusionGroup:
+    """The gradients of three factors along columns, two of which go through slow functions."""
+    builder = GroupBuilder("fast")
+    x, g, *factors = (builder.add_input(name) for name in "xgabc")
+    values, grads = [x], [g]
+    for factor, op in zip(factors, ("gelu_backward", "mish_backward", "relu"), strict=True):
+        values += builder.apply(OPS["mul"].function, [x, factor])
+        grads += builder.apply(OPS[op].function, [g, values[-1]] if op in GRADIENTS else [values[-1]])
+    sums = [builder.apply(reduction_function("sum", (0,)), [grad])[0] for grad in grads[1:]]
+    return builder.build([*grads[1:], *sums])
+
+
+@pytest.mark.nvrtc
+def test_columns_leave_room_for_tables() -> None:
+    # Rows of several teams: what three columns come to takes half of the shared memory that a kernel gets.
+    with fuser.config.patch(numerics="fast"):
+        x, g = (torch.empty_strided((1 << 15, 1024), (1024, 1), dtype=BF16, device="meta") for _ in range(2))
+        factors = [torch.empty(1024, dtype=BF16, device="meta") for _ in range(3)]
+        group = gated_gradients()
+        source, _ = kernel_sources(register(group), [x, g, *factors], "cuda")
+    assert source.text.count("fuser_fill<") == 1
+    backend.compile_cubin(source, "sm_90")
+
+
+def test_unrounded_gradients_are_looked_up() -> None:
+    builder = GroupBuilder("fast")
+    g, x = builder.add_input("g"), builder.add_input("x")
+    (made,) = builder.apply(OPS["gelu_backward"].function, [g, x])
+    group = builder.build([made, *builder.apply(reduce((1,)), [made])])
+    for dtype, found in ((torch.float32, {0: lookups.Lookup(1, 0)}), (torch.float64, {})):
+        assert lookups.find_lookups(group, [BF16, BF16, dtype, dtype], [False] * 3 + [True]) == found

@@ -19,7 +19,6 @@ from fuser.geometry import Flat, Launch, launch_shape
 from fuser.kernel_spec import MAX_LONE_ARGUMENT_BYTES
 from fuser.layout import IterationSpace
 from fuser.process import is_of_signal_handler
-from fuser.row_access import MAX_CLUSTER
 
 if TYPE_CHECKING:
     from cuda.bindings.driver import CUfunction, CUresult
@@ -67,7 +66,7 @@ class CudaKernel:
         driver_launch, function, success = self._launch, self._function, self._success
         if launch.shared_bytes > FREE_SHARED_BYTES:
             self._allow_shared(int(launch.shared_bytes), device_index)
-        if self.source.tuning.cluster > MAX_CLUSTER:
+        if launch.asks:
             self._set_attribute("NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1, device_index)
         shape = (launch.grid, 1, 1, launch.block, 1, 1, launch.shared_bytes)
         abreast = _Abreast(launch) if launch.follows and _starts_abreast() else None

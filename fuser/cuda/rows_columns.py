@@ -37,6 +37,7 @@ class ColumnsText(AlongText):
             "  fuser_row next = fuser_find(a, number < rows ? number : rows - 1);",
             *(f"  {item.info.storage} next_{item.name};" for item in self.row_inputs()),
             *(f"  {self._vector(item)} next_{item.name}[U];" for item in self._ahead),
+            *indent(self._read_once()),
             *indent(self._read_ahead()),
             "  int turn = 0;",
             *(["  unsigned int taken = 0;"] if self._is_folded else []),
@@ -63,7 +64,7 @@ class ColumnsText(AlongText):
         return [item for item in self._read_by(self.loop.passes) if self._keeps(item)]
 
     def _keeps(self, item: Operand) -> bool:
-        # What all rows have in common is near: each pass reads it anew, where registers are few.
+        # What all rows have in common is near: each of several passes reads it anew, where registers are few.
         return not item.access.is_shared
 
     def _is_late(self, item: Operand) -> bool:  # noqa: ARG002
@@ -73,7 +74,16 @@ class ColumnsText(AlongText):
         return True
 
     def _new_inputs(self, level: int) -> list[Operand]:
-        return [item for item in super()._new_inputs(level) if not self._keeps(item)]
+        is_only = len(self.loop.passes) == 1
+        return [] if is_only else [item for item in super()._new_inputs(level) if not self._keeps(item)]
+
+    def _read_once(self) -> list[str]:
+        # What all rows have in common, where there is one pass.
+        items = [item for item in self._read_by(self.loop.passes) if not self._keeps(item)]
+        if len(self.loop.passes) > 1 or not items:
+            return []
+        lines = [f"{self._vector(item)} {item.name}[U];" for item in items]
+        return [*lines, "{", "  constexpr fuser_index begin = 0;", *indent(self._reads(items, "next")), "}"]
 
     def _read_ahead(self) -> list[str]:
         return [
