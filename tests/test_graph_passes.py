@@ -205,6 +205,63 @@ def test_copies_that_nobody_can_tell_from_what_they_copy_are_dropped(name: str) 
     assert len(module.graph.nodes) == count - is_dropped
 
 
+PART, INTO = (ATEN.select.int, "z", 0, 1), (ATEN.select_scatter.default, "z", "c", 0, 1)
+NEW = (ATEN.new_empty_strided.default, "y")
+PARTS: dict[str, tuple[dict[str, tuple[Any, ...]], list[str]]] = {
+    "a part": ({"p": PART, "c": (ATEN.copy.default, "p", "x1"), "s": INTO}, ["select_scatter"]),
+    "of another dtype": (
+        {"w": (ATEN.sin.default, "x2"), "p": PART, "c": (ATEN.copy.default, "p", "w"), "s": INTO},
+        ["sin", "_to_copy", "select_scatter"],
+    ),
+    "of one element": (
+        {"v": (ATEN.slice.Tensor, "x1", 0, 0, 1), "p": PART, "c": (ATEN.copy.default, "p", "v"), "s": INTO},
+        ["slice", "expand", "select_scatter"],
+    ),
+    "read by others": (
+        {"p": PART, "c": (ATEN.copy.default, "p", "x1"), "r": (ATEN.sin.default, "c"), "s": INTO},
+        ["select", "copy", "sin", "select_scatter"],
+    ),
+    "written to meanwhile": (
+        {"p": PART, "c": (ATEN.copy.default, "p", "x1"), "w": (ATEN.add_.Tensor, "x1", 1.0), "s": INTO},
+        ["select", "copy", "add_", "select_scatter"],
+    ),
+    "into new memory": (
+        {"e": (*NEW, [4, 3], [3, 1]), "c": (ATEN.copy.default, "e", "y"), "r": (ATEN.sin.default, "c")},
+        ["sin"],
+    ),
+    "into new memory, laid out anew": (
+        {"t": (ATEN.t.default, "y"), "e": (*NEW, [3, 4], [4, 1]), "c": (ATEN.copy.default, "e", "t")},
+        ["t", "clone"],
+    ),
+    "into new memory, laid out as it lies": (
+        {"t": (ATEN.t.default, "x0"), "e": (*NEW, [3, 4], [1, 3]), "c": (ATEN.copy.default, "e", "t")},
+        ["t", "clone"],
+    ),
+    "into new memory that is not dense": (
+        {"e": (*NEW, [4, 3], [6, 2]), "c": (ATEN.copy.default, "e", "y")},
+        ["new_empty_strided", "copy"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_that_is_written_is_read_where_it_is(name: str) -> None:
+    steps, left = PARTS[name]
+    inputs = (torch.randn(4, 3), torch.randn(3), torch.randn(3).to(torch.bfloat16))
+    module = trace(*inputs, y=(ATEN.mul.Tensor, "x0", 2.0), z=(ATEN.mul.Tensor, "x0", 3.0), **steps)
+    module.graph.output_node().args = (module.graph.output_node().args[0][-1],)
+    module.recompile()
+    wanted = module(*(x.clone() for x in inputs))
+    drop_idle_copies(module.graph)
+    module.graph.lint()
+    module.recompile()
+    made = module(*(x.clone() for x in inputs))
+    assert torch.equal(made, wanted)
+    assert made.stride() == wanted.stride()
+    calls = [node.target._opname for node in module.graph.nodes if node.op == "call_function"]
+    assert [name for name in calls if name != "mul"] == left
+
+
 ROWS, INNER, COLUMNS = 24, 16, 21
 
 

@@ -1,22 +1,32 @@
-"""Copies that nobody can tell from what they copy: dropouts of nothing, pads of nothing. Dropped.
+"""Copies that nobody can tell from what they copy: dropouts of nothing, pads of nothing, parts to write. Dropped.
 
 In eager torch a model pays nothing for a dropout of nothing; AOTAutograd's decomposition copies. Models that pad to
 whole windows pad most sizes by nothing, and torch copies. What reads a copy reads its source instead, and joins its
 group.
+
+``out[:, 0] = x`` becomes a scatter of ``copy(out[:, 0], x)``, which lies as the part does and costs a copy of all of
+``out``, in its gradient too, although a scatter asks of what it writes for nothing but values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import fx
+from torch._guards import detect_fake_mode
 
-from fuser.fx.nodes import is_barrier, may_alias
+from fuser.fx.nodes import add_call, is_barrier, is_static, may_alias
 
 __all__ = ["drop_idle_copies"]
 
 _ATEN = torch.ops.aten
+# What writes its second argument into a copy of the first.
+_SCATTERS = tuple(getattr(_ATEN, f"{name}_scatter") for name in ("slice", "select", "diagonal", "as_strided"))
+# Memory in which nothing is yet.
+_EMPTY = tuple(getattr(_ATEN, name) for name in "empty empty_like empty_strided new_empty new_empty_strided".split())
 
 
 def drop_idle_copies(graph: fx.Graph) -> None:
@@ -30,6 +40,7 @@ def drop_idle_copies(graph: fx.Graph) -> None:
         if not any(user.op == "output" for user in node.users):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
+    _read_what_is_written(graph)
     copies = graph.find_nodes(op="call_function", target=_ATEN.clone.default)
     copies += [
         node
@@ -52,6 +63,60 @@ def drop_idle_copies(graph: fx.Graph) -> None:
         if not is_seen and not any(order[node] < number < last for number in writes):
             node.replace_all_uses_with(source)
             graph.erase_node(node)
+
+
+def _read_what_is_written(graph: fx.Graph) -> None:
+    # Of ``copy(target, source)`` a scatter reads the source; one into new memory is a clone. Sizes may be symbols.
+    copies = graph.find_nodes(op="call_function", target=_ATEN.copy.default)
+    order = {node: number for number, node in enumerate(graph.nodes)} if copies else {}
+    writes = [order[node] for node in order if is_barrier(node)]
+    for node in copies:
+        target: Any = node.args[0]
+        source = node.args[1]
+        if not isinstance(source, fx.Node):
+            # A number.
+            continue
+        made, given = node.meta["val"], source.meta["val"]
+        is_known = f"{list(made.shape)}" == f"{list(given.shape)}" or is_static(made)
+        # A checkpoint's policy may ask for the copy.
+        if not is_known or given.device != made.device or "recompute" in node.meta:
+            continue
+        last = max((order[user] for user in node.users), default=0)
+        is_part = all(_packet(user) in _SCATTERS and user.args[0] is not node for user in node.users)
+        is_read_in_time = is_part and not any(order[node] < number < last for number in writes)
+        is_new = _packet(target) in _EMPTY and is_static(made) and is_static(given)
+        layout = _find_layout(made, given) if is_new else None
+        if not is_read_in_time and layout is None:
+            continue
+        with graph.inserting_before(node), detect_fake_mode(made) or nullcontext():
+            if f"{list(made.shape)}" != f"{list(given.shape)}":
+                source = add_call(graph, _ATEN.expand.default, source, [*made.shape])
+            if made.dtype != given.dtype:
+                source = add_call(graph, _ATEN._to_copy.default, source, dtype=made.dtype)
+            if not is_read_in_time:
+                source = add_call(graph, _ATEN.clone.default, source, memory_format=layout)
+        node.replace_all_uses_with(source)
+        graph.erase_node(node)
+        while isinstance(target, fx.Node) and not target.users and (_packet(target) in _EMPTY or _is_view(target)):
+            target, unread = target.args[0], target
+            graph.erase_node(unread)
+
+
+def _find_layout(made: torch.Tensor, given: torch.Tensor) -> torch.memory_format | None:
+    # In which a clone lies as a copy does.
+    seen = torch.empty_strided(given.shape, given.stride(), device="meta").expand(made.shape)
+    for layout in (torch.contiguous_format, torch.preserve_format):
+        if not made.storage_offset() and torch.empty_like(seen, memory_format=layout).stride() == made.stride():
+            return layout
+    return None
+
+
+def _packet(node: fx.Node) -> object:
+    return node.target.overloadpacket if isinstance(node.target, torch._ops.OpOverload) else None
+
+
+def _is_view(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and may_alias(node) and not is_barrier(node)
 
 
 def _is_computed(node: fx.Node) -> bool:
