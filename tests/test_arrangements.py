@@ -121,6 +121,16 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], int]] = {
         (draw(2, 4, 3, 3), channels_last(2, 4, 3, 3)),
         0,
     ),
+    "made channels last": (
+        lambda x, y: (x * 2).contiguous(memory_format=torch.channels_last) * y,
+        (draw(2, 4, 3, 3), channels_last(2, 4, 3, 3)),
+        1,
+    ),
+    "made channels last in three dimensions": (
+        lambda x: (x * 2).clone(memory_format=torch.channels_last_3d).abs(),
+        (draw(2, 3, 1, 4, 5),),
+        1,
+    ),
     "rolled": (lambda x: (x * 2).roll((2, -9), (0, 1)) + x, (draw(5, 7),), 4),
     "rolled twice along one": (lambda x: (x * 2).roll((2, -1), (1, -1)) * 3, (draw(5, 7),), 2),
     "rolled by all of it": (lambda x: (x * 2).roll((5, 1), (0, 1)) * 3, (draw(5, 7),), 2),

@@ -383,7 +383,19 @@ def _halves(x: Any, dim: Any) -> tuple[OpCall, OpCall] | None:
 def _bind_clone(input: Any, *, memory_format: Any = None) -> OpCall | None:  # noqa: A002
     kinds = {None: "clone", torch.preserve_format: "clone", torch.contiguous_format: "contiguous"}
     name = kinds.get(memory_format)
-    return OpCall(OPS[name].function, (input,)) if name else None
+    if name is None:
+        order, back = _CHANNELS_LAST.get(memory_format, ((), ()))
+        seen = _view(input, "permute.default", order) if order else None
+        made = seen and OpCall(OPS["contiguous"].function, (seen,))
+        return made and OpCall(seen_through("permute.default", (back,), len(back)), (made,))
+    return OpCall(OPS[name].function, (input,))
+
+
+# In which order dimensions lie, and the way back.
+_CHANNELS_LAST = {
+    torch.channels_last: ((0, 2, 3, 1), (0, 3, 1, 2)),
+    torch.channels_last_3d: ((0, 2, 3, 4, 1), (0, 4, 1, 2, 3)),
+}
 
 
 # --- one number for all -----------------------------------------------------------------------------------------
