@@ -211,6 +211,20 @@ def test_every_candidate_compiles(layout: str, dtype: torch.dtype) -> None:
         compile_twin(spec.group, args._replace(tuning=tuning))
 
 
+@pytest.mark.parametrize("period", [3, 5, 6, 7, 8, 14])
+def test_no_candidate_reads_what_repeats_once_for_different_places(period: int) -> None:
+    """Also of other calls with the same text, which has no number of the period."""
+    found: dict[ArgSpec, list[int]] = {}
+    for columns in (period, 2 * period, 3 * period):
+        _, args, _ = source_of(meta(1 << 22, columns), meta(columns))
+        if any(access.is_shared for access in args.accesses):
+            found.setdefault(args, []).append(columns)
+    assert found
+    for args, periods in found.items():
+        for tuning in tunings.candidates(args):
+            assert tuning.unroll == 1 or not any(tuning.block * args.vector % own for own in periods), tuning
+
+
 def test_a_winner_is_used_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec, args, _ = source_of(meta(1000), meta(1000))
     monkeypatch.setattr(tunings, "_known", {})

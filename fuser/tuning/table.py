@@ -125,7 +125,15 @@ def candidates(args: ArgSpec) -> tuple[Tuning, ...]:
         tiled = [Tuning(block=block, tile=side) for side in sides for block in BLOCKS]
         found += [tuning for tuning in tiled if tuning.share >= widest]
     else:
-        found += [args.tuning._replace(block=block, unroll=unroll) for block in BLOCKS for unroll in UNROLLS]
+        # What repeats is read once for all vectors of a thread where a block takes whole periods, of which the text has
+        # no number: those of the default one are whole in multiples of it.
+        is_free = args.tuning.is_stacked or not any(access.is_shared for access in args.accesses)
+        found += [
+            args.tuning._replace(block=block, unroll=unroll)
+            for block in BLOCKS
+            for unroll in UNROLLS
+            if is_free or unroll == 1 or block % args.tuning.block == 0
+        ]
     return tuple(dict.fromkeys(found))
 
 
