@@ -186,7 +186,8 @@ def plan_walk(
 
 def walk_singly(walk: Walk) -> Walk:
     """Return a walk whose threads take one element each: what they read in loops lies beside what neighbours read."""
-    accesses = tuple(item._replace(width=1) for item in walk.accesses)
+    # What all vectors of a thread have in common rests on how they lie, which is given up here.
+    accesses = tuple(item._replace(width=1, is_shared=False) for item in walk.accesses)
     return walk._replace(vector=1, accesses=accesses, tuning=Tuning())
 
 

@@ -18,6 +18,7 @@ from fuser.fx import puts
 from fuser.fx.backend import compile_graph
 from fuser.fx.passes import FusionModule
 from fuser.planner import plan_texts
+from fuser.tuning.table import candidates
 
 ATEN = torch.ops.aten
 ROWS, SLICES, PLACES = torch.randn(70, 48), torch.randn(70, 96)[:, :48], torch.randint(-30, 30, (70,))
@@ -112,6 +113,15 @@ def test_kernels_compile(adding: str, dim: int, dtype: torch.dtype) -> None:
     assert f"fuser_add_up<fuser_add_{adding}>(" in source.text
     assert args.vector == 1
     assert compile_cubin(source, "sm_90")
+
+
+def test_any_tuning_reads_each_elements_own_ends() -> None:
+    # Those of a column are those of all rows of a large matrix, of which a thread has several elsewhere.
+    values = torch.empty(1 << 20, 48, device="meta")
+    given = [values, *(torch.empty(size, dtype=torch.int64, device="meta") for size in (48, 31))]
+    ((_, args),) = plan_texts(register(puts._put_group("lanes", 1, 2, "strict")), given, torch.device("cuda"))
+    assert max(tuning.unroll for tuning in candidates(args)) > 1
+    assert not any(access.is_shared for access in args.accesses)
 
 
 @pytest.mark.parametrize("dim", [0, 1])
