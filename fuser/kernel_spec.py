@@ -193,6 +193,8 @@ class ValueLayout(NamedTuple):
     is_number: bool = False
     # What it is stored as; None where nothing depends on it, as in a result that is dense.
     dtype: torch.dtype | None = None
+    # The element of its memory at which it begins, where that is not the first; as in TensorDesc.
+    offset: int = 0
 
 
 def build_kernel_spec(group: FusionGroup) -> KernelSpec:

@@ -357,7 +357,7 @@ class _Part(NamedTuple):
 def _cut(expanded: Expanded, outputs: Sequence[TensorDesc], device: torch.device, orders: Orders) -> Iterator[_Part]:
     # ``outputs`` as the group has them.
     group, values, spec = expanded.group, expanded.values, expanded.spec
-    layouts = [ValueLayout(item.desc.shape, item.desc.strides) for item in values]
+    layouts = [ValueLayout(item.desc.shape, item.desc.strides, offset=item.desc.offset) for item in values]
     by_value = {value for value, item in enumerate(values) if item.spec.number is not None}
     is_cuda = device.type == "cuda"
     shared_bytes = _shared_bytes(expanded, orders) if is_cuda else {}

@@ -353,12 +353,15 @@ def _launch_sizes(
         # The count, the zero, addresses, numbers (a complex one takes two fields); per dimension a size, two fields for
         # the division by it (on a GPU), and strides.
         fixed = 2 + operands + 2 * (len(read) - len(pointers))
+        # Where one operand begins elsewhere, the struct says of each where it does.
+        written = [layouts[section.outputs[index]] for index in chosen]
+        fixed += operands * any(item.offset for item in (*written, *pointers))
         rank = len(shape)
         if section.group.has_reduction:
             # It walks over what it reads.
             rank = max((len(item.shape) for item in pointers), default=rank)
         elif not (counters or group.reshapes) and 8 * (fixed + rank * (3 + operands)) > MAX_ARGUMENT_BYTES:
-            strides = [layouts[section.outputs[index]].strides for index in chosen]
+            strides = [item.strides for item in written]
             strides += [broadcast_strides(item.shape, item.strides, shape) for item in pointers]
             rank = len(build_iteration_space(shape, strides).sizes)
         yield len(read), 8 * (fixed + rank * (3 + operands))

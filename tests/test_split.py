@@ -21,6 +21,7 @@ from fuser.graph import FusionGroup, GroupBuilder
 from fuser.kernel_spec import MAX_ARGUMENT_BYTES, MAX_INPUTS
 from fuser.layout import IterationSpace
 from fuser.ops import OPS, cast_function
+from fuser.ops.arrangements import pad_function
 from fuser.ops.index import index_function
 from fuser.ops.reductions import reduction_function
 from fuser.sections import group_outputs
@@ -210,6 +211,26 @@ def test_no_argument_struct_of_a_gpu_is_beyond_the_limit() -> None:
             space = IterationSpace((2,) * args.rank, ((2,) * args.rank,) * len(source.operands))
             size = len(ArgumentPacker(source, space).template)
             assert size <= MAX_ARGUMENT_BYTES, (count, args.rank, size)
+
+
+def test_no_argument_struct_of_a_part_is_beyond_the_limit() -> None:
+    """Which says of each operand where it begins, too."""
+    shape = (4, 3, 4, 3, 4, 5)
+    apart = torch.empty([size + 1 for size in shape], device="meta")[tuple(slice(size) for size in shape)]
+    for count in range(59, 64):
+        builder = GroupBuilder()
+        largest, *others = (builder.add_input(f"x{place}") for place in range(count))
+        for other in others:
+            (largest,) = builder.apply(OPS["maximum"].function, [largest, other])
+        pad = pad_function(3, 1, 0, is_contiguous=True)
+        spec = register(builder.build(builder.apply(pad, [largest, builder.add_input("number")])))
+        texts = planner.plan_texts(spec, [*[apart] * count, 0.0], torch.device("cuda"))
+        assert any(args.has_offsets for _, args in texts)
+        for part, args in texts:
+            source = build_source(part.group, args, DIALECT)
+            operands = len(source.operands)
+            space = IterationSpace((2,) * args.rank, ((2,) * args.rank,) * operands, offsets=(0,) * operands)
+            assert len(ArgumentPacker(source, space).template) <= MAX_ARGUMENT_BYTES, (count, operands)
 
 
 def test_a_group_in_several_launches_is_replayed() -> None:
