@@ -57,11 +57,14 @@ class Operand:
     has_offset: bool = False
     # Whether the element function takes its address, and reads where it computes.
     is_table: bool = False
+    # Whether it counts on from where a block of a kernel over lists begins.
+    is_part: bool = False
 
     @property
     def address(self) -> str:
         """The expression for where it begins."""
-        begin = "fuser_counter{}" if self.is_counter else f"a.{self.name}"
+        counter = "fuser_counter{a.begin}" if self.is_part else "fuser_counter{}"
+        begin = counter if self.is_counter else f"a.{self.name}"
         return f"({begin} + a.offset_{self.name})" if self.has_offset else begin
 
     @property
@@ -407,7 +410,10 @@ def _build_loop(
     )
     element = emit_element(writer)
     geometry = (
-        ("offset",) * args.has_offsets + ("period",) * loop.repeats + (() if loop.is_linear else dialect.geometry)
+        ("offset",) * args.has_offsets
+        + ("begin",) * any(operand.is_part for operand in operands)
+        + ("period",) * loop.repeats
+        + (() if loop.is_linear else dialect.geometry)
     )
     return replace(loop, geometry=geometry, has_zero=writer.has_zero, divides=writer.divides), element
 
@@ -487,6 +493,8 @@ def emit_arguments(loop: Loop | RowLoop, numbers: tuple[tuple[int, type], ...]) 
             lines += [f"int64_t offset_{operand.name};" for operand in loop.operands]
         elif field == "stride":
             lines += [f"int64_t stride_{operand.name}[{loop.rank}];" for operand in loop.operands]
+        elif field == "begin":
+            lines.append("int64_t begin;")
         elif field == "period":
             lines += ["int64_t period;", "fuser_divider period_divider;"]
         elif field == "divide":
@@ -545,7 +553,10 @@ def _list_operands(group: FusionGroup, args: ArgSpec, typing: Typing) -> tuple[O
     given = [index for index in group.used_inputs() if (item := args.inputs[index]) and item.is_counter]
     for value, inner in zip([*group.index_values(), *given], args.counters, strict=True):
         info = dtype_info(torch.int64)
-        operands.append(Operand(f"index{value}", f"v{value}", info, inner, value, is_output=False, is_counter=True))
+        is_part = bool(args.positions and inner)
+        operands.append(
+            Operand(f"index{value}", f"v{value}", info, inner, value, False, is_counter=True, is_part=is_part)
+        )
     tables = group.tables()
     operands = [
         replace(item, has_offset=args.has_offsets, is_table=item.index in tables and not item.is_output)

@@ -154,6 +154,8 @@ def pack_geometry(source: KernelSource, space: IterationSpace) -> tuple[int, ...
         # Nothing is divided where a dimension has no element.
         "divide": tuple(divider(count or 1) for count in counts[:-1]),
         "offset": space.offsets,
+        # Each block of a kernel over lists has its own.
+        "begin": (0,),
         "period": (space.period, divider(space.period)) if space.period else (),
         "stride": tuple(stride for operand in space.strides for stride in operand),
     }

@@ -283,7 +283,7 @@ def _fit(
         return None
     numbers = sum(item.number is not None for item, _ in given)
     operands = len(flat.outputs) + len(given) - numbers
-    most = most_positions(operands, numbers, _argument_bytes(flat.device.type))
+    most = most_positions(operands, numbers + len(flat.args.counters), _argument_bytes(flat.device.type))
     tuning = TUNINGS[flat.device.type]
     args = flat.args._replace(outputs=written, wide_index=False, tuning=tuning, positions=most)
     return flat._replace(args=args) if most > 1 else None

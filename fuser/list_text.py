@@ -16,7 +16,7 @@ def most_positions(operands: int, numbers: int, argument_bytes: int) -> int:
 
     Args:
         operands: tensors of one position.
-        numbers: what the kernel takes by value.
+        numbers: what the kernel takes by value, or computes from where a block begins.
         argument_bytes: the largest argument struct of a launch.
     """
     # Numbers have two fields at most; the struct's own are the count, the zero and the number of blocks.
@@ -56,9 +56,9 @@ def emit_lists(loop: Loop) -> str:
     most, chunk = loop.positions, loop.chunk
     in_memory = [operand for operand in loop.operands if not operand.is_counter]
     tables = "\n".join(f"  {operand.pointer} {operand.name}[{most}];" for operand in in_memory)
-    moves = "\n".join(
-        f"  a.{operand.name} = lists.{operand.name}[at]{' + begin' if operand.inner else ''};" for operand in in_memory
-    )
+    parts = [f"a.{item.name} = lists.{item.name}[at]{' + begin' if item.inner else ''};" for item in in_memory]
+    parts += ["a.begin = begin;"] * ("begin" in loop.geometry)
+    moves = "\n".join(f"  {part}" for part in parts)
     return f"""
 struct fuser_lists {{
   // What all positions have in common; numel is the number of blocks.

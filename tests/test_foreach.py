@@ -23,6 +23,7 @@ from fuser.tensor_desc import TensorDesc
 SIZES = (0, 1, 2, 3, 5, 16, 17, 63, 1000, 4095, 16384, 16385, 40001)
 
 axpy = fuser.create_jit_fn("template <typename T> T axpy(T x, T y, T alpha) { return alpha * x + y; }", alpha=1.0)
+numbered = fuser.jit_fn("template <typename T> T numbered(T x, int64_t i) { return x + T(i % 1021); }", index="i")
 both = fuser.create_multi_output_jit_fn(
     "template <typename T> void both(T x, T y, T a, T& sum, T& rest) { sum = x + a * y; rest = x * y - a; }", 2, a=2.0
 )
@@ -97,6 +98,19 @@ def test_one_launch_has_the_bits_of_ordinary_calls(device: str, fn: Any, dtype: 
     assert count == 1
     assert fuser.stats()["compiles"] + fuser.n_compiled_kernels() == compiled
     check(made, [fn(*items, **scalars) for items in zip(xs, ys, strict=True)])
+
+
+def test_elements_are_counted_from_where_each_tensor_begins(device: str) -> None:
+    """Also by blocks that begin further on."""
+    xs = make(device, shift=1)
+    made, count = launches(lambda: fuser.foreach(numbered, xs))
+    assert count == 1
+    check(made, [numbered(x) for x in xs])
+    check(made, [x + torch.arange(x.numel(), device=device) % 1021 for x in xs])
+    grids = [x.view(-1, 3) for x in make(device, sizes=(3, 40002, 60000))]
+    made, count = launches(lambda: fuser.foreach(fuser.fuse(lambda x: numbered(axpy(x, x)) * 2), grids))
+    assert count == 1
+    check(made, [numbered(axpy(x, x)) * 2 for x in grids])
 
 
 def test_500_tensors_take_4_launches_at_most(device: str) -> None:
@@ -329,6 +343,9 @@ def test_cuda_text_compiles() -> None:
         assert "__grid_constant__ fuser_lists lists" in source.text
         assert f"[{flat.args.positions}]" in source.text
         compile_cubin(source, "sm_90")
+        numbers = list_planner._fit(numbered.spec(1), tensors[:1], (), (False,))
+        assert numbers is not None
+        compile_cubin(build_source(numbered.spec(1).group, numbers.args, DIALECT), "sm_90")
     # For a driver of old, too, whose launches take 4096 bytes.
     args = flat.args._replace(positions=2 * (flat.args.positions // 20))
     compile_cubin(build_source(spec.group, args, DIALECT), "sm_80")
