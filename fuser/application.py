@@ -8,6 +8,7 @@ from typing import Any
 
 from fuser.combining import Reduction, number_from_json, number_to_json
 from fuser.errors import GroupError
+from fuser.fields import check_fields
 from fuser.function import Function
 
 __all__ = ["Application", "Input"]
@@ -34,8 +35,14 @@ class Input:
 
     @staticmethod
     def from_dict(data: dict[str, Any]) -> Input:
-        """Rebuild it from ``to_dict``."""
-        return Input(data["name"], data.get("is_scalar", False), number_from_json(data.get("default")))
+        """Rebuild it from ``to_dict``.
+
+        Raises:
+            GroupError: a part of it is of a wrong kind.
+        """
+        made = Input(data["name"], data.get("is_scalar", False), number_from_json(data.get("default")))
+        check_fields(made)
+        return made
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from fuser.cxx.builtin_types import dtype_named
 from fuser.cxx.functor import EntryParameter, Functor, describe_call, parse_functor
 from fuser.dtypes import Rank, dtype_info, promote, to_floating
 from fuser.errors import ArgumentError, GroupError, ShapeError, UnsupportedError
+from fuser.fields import check_fields
 from fuser.layout import Shape, Strides
 
 __all__ = ["ARRANGEMENTS", "READS", "VIEWS", "Function", "HandWritten", "Isolation", "Promotion", "View"]
@@ -350,7 +351,7 @@ class Function:
         """Rebuild a function from its JSON form.
 
         Raises:
-            GroupError: it has a fallback, and was written by another process.
+            GroupError: it has a fallback, and was written by another process; or a part of it is of a wrong kind.
         """
         data = _USUAL | data
         functor = functor_from_json(data)
@@ -359,7 +360,7 @@ class Function:
                 f"{functor.entry} has a fallback that is a Python function, which only the process knows that wrote "
                 "this group: to save it, leave out jit_fn(..., fallback=)"
             )
-        return Function(
+        function = Function(
             functor=functor,
             op=data["op"],
             promotion=Promotion(data["promotion"]),
@@ -377,6 +378,10 @@ class Function:
             sizes_of=data["sizes_of"],
             is_in_place=data["is_in_place"],
         )
+        for part in (function, function.reduction, function.backward):
+            if part is not None:
+                check_fields(part)
+        return function
 
 
 # What a function's JSON form leaves out.

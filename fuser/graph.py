@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fuser.application import Application, Input
 from fuser.config import config
 from fuser.errors import ArgumentError, FuserError, GroupError, describe_type, shows_users_frames
+from fuser.fields import check_fields
 from fuser.function import READS, Function
 
 if TYPE_CHECKING:
@@ -117,14 +118,17 @@ class FusionGroup:
 
         Raises:
             GroupError: a value is used before it is made, a scalar and a tensor are mixed up, the number of tensors,
-                scalars or out_dtypes does not fit the functor, or an output is no application's value.
+                scalars or out_dtypes does not fit the functor, an output is no application's value, or a part of it
+                is of a wrong kind.
         """
+        check_fields(self)
         if not self.outputs:
             raise GroupError("a group needs an output")
         if self.numerics not in (None, "strict", "fast"):
             raise GroupError(f"numerics={self.numerics!r}: must be one of strict, fast")
         known = len(self.inputs)
         for index, application in enumerate(self.applications):
+            check_fields(application, f"application {index}: ")
             where = f"application {index} ({application.function.name})"
             application.lint(where, self.inputs, known)
             known += application.function.num_outputs
@@ -290,11 +294,13 @@ class FusionGroup:
                 outputs=tuple(data["outputs"]),
                 numerics=data.get("numerics"),
             )
+            group.lint()
+            # Which an object cannot be where any value may stand.
+            hash(group)
         except FuserError:
             raise
-        except (LookupError, ValueError, TypeError, AttributeError) as error:
+        except (LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise GroupError(f"this is no JSON of a fusion group: {type(error).__name__}: {error}") from None
-        group.lint()
         return group
 
     def to_networkx(self) -> networkx.MultiDiGraph[Any]:
@@ -424,13 +430,18 @@ class GroupBuilder:
         return tuple(handles[value] for value in group.outputs)
 
     def build(self, outputs: Sequence[int]) -> FusionGroup:
-        """Return the group that returns the given handles."""
+        """Return the group that returns the given handles.
+
+        Raises:
+            GroupError: a handle is none of this builder's.
+        """
         inputs = [handle for handle, made in enumerate(self._handles) if made is None]
         own = dict(zip(inputs, self._inputs, strict=True))
         inputs.sort(key=lambda handle: own[handle].default is not None)
         made = [handle for handle, made in enumerate(self._handles) if made is not None]
         values = {handle: value for value, handle in enumerate(inputs + made)}
-        unknown = [handle for handle in outputs if handle not in values]
+        read = [handle for item in self._applications for handle in (*item.tensors, *item.scalars)]
+        unknown = [handle for handle in (*read, *outputs) if handle not in values]
         if unknown:
             raise GroupError(f"the builder made no handle {unknown[0]}")
         applications = tuple(

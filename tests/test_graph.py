@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +24,7 @@ from fuser.compiler import register
 from fuser.config import SETTINGS, config
 from fuser.cxx.functor import parse_functor
 from fuser.dtypes import Rank
-from fuser.errors import ArgumentError, GroupError
+from fuser.errors import ArgumentError, FuserError, GroupError
 from fuser.function import Function, HandWritten, Isolation, Promotion
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.kernel_cache import KernelStore
@@ -73,6 +74,24 @@ def test_lint(
 ) -> None:
     group = FusionGroup(inputs, applications, outputs)
     for check in (group.lint, lambda: fuser.register_fusion(group), lambda: FusionGroup.from_json(group.to_json())):
+        with pytest.raises(GroupError, match=message):
+            check()
+
+
+WRONG_KINDS: list[tuple[Any, Any, Any, str]] = [
+    (TWO, (Application(MUL, (0, 1)),), ("2",), r"outputs=\('2',\) is no tuple\[int, ...\]"),
+    (TWO, (Application(MUL, (0, 1)),), (2.0,), r"outputs=\(2.0,\) is no tuple"),
+    (TWO, (Application(MUL, (0, None)),), (2,), r"application 0: Application: tensors=\(0, None\) is no tuple"),  # type: ignore[arg-type]
+    (TWO, (Application(MUL, 0),), (2,), "tensors=0 is no tuple"),  # type: ignore[arg-type]
+    (TWO, (Application(fuser.jit_fn(NEG.functor.source), (0,)),), (2,), "is no Function$"),  # type: ignore[arg-type]
+    (("x", "y"), (Application(MUL, (0, 1)),), (2,), r"inputs=\('x', 'y'\) is no tuple\[Input, ...\]"),
+]
+
+
+@pytest.mark.parametrize(("inputs", "applications", "outputs", "message"), WRONG_KINDS)
+def test_lint_of_parts_of_a_wrong_kind(inputs: Any, applications: Any, outputs: Any, message: str) -> None:
+    group = FusionGroup(inputs, applications, outputs)
+    for check in (group.lint, lambda: fuser.register_fusion(group)):
         with pytest.raises(GroupError, match=message):
             check()
 
@@ -272,6 +291,10 @@ def test_other_texts_are_no_groups(text: str) -> None:
 def test_what_a_group_names_must_be_there() -> None:
     with pytest.raises(GroupError, match="no handle 99"):
         GroupBuilder().build([99])
+    builder = GroupBuilder()
+    (value,) = builder.apply(NEG, [99])
+    with pytest.raises(GroupError, match="no handle 99"):
+        builder.build([value])
     group = build(functions=(AXPY, replace(MUL, op="bogus"), NEG))
     with pytest.raises(GroupError, match="no op 'bogus'"):
         fuser.register_fusion(group)
@@ -349,7 +372,8 @@ def test_settings_that_change_code_are_in_the_key() -> None:
     assert config.code_key() == before
 
 
-def test_json_keeps_every_field() -> None:
+def make_with_all_fields() -> FusionGroup:
+    """Return a group with functions of all kinds."""
     backward = parse_functor("template <typename T> T back(T a, T y, T g) { return a * g * y; }")
     double = Function(
         parse_functor("template <typename T> T scale(T x, T a) { return a * x; }"),
@@ -369,8 +393,46 @@ def test_json_keeps_every_field() -> None:
     for kind in (kept, Reduction(add, (complex(1, -2),), finish), Reduction(add, (True,), dims=())):
         (v,) = builder.apply(Function(half, reduction=kind), [v], [by])
     (i,) = builder.apply(index_function(1, (0, -1)), [v])
-    group = builder.build([*builder.apply(split, [v]), i])
+    return builder.build([*builder.apply(split, [v]), i])
+
+
+def test_json_keeps_every_field() -> None:
+    group = make_with_all_fields()
     assert FusionGroup.from_json(group.to_json()) == group
+
+
+def places_in(data: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield where values are in a JSON text, as the keys and indices that lead there."""
+    yield place
+    inside = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for key, item in inside:
+        yield from places_in(item, (*place, key))
+
+
+def put(data: Any, place: tuple[Any, ...], value: Any) -> Any:
+    """Return JSON with another value at a place."""
+    if not place:
+        return value
+    changed = copy.copy(data)
+    changed[place[0]] = put(data[place[0]], place[1:], value)
+    return changed
+
+
+@pytest.mark.parametrize("value", [None, "x", "", -1, 10**30, 1.5, [], [None], ["x"], {}], ids=repr)
+def test_json_with_a_wrong_value_anywhere(value: Any) -> None:
+    data = json.loads(make_with_all_fields().to_json())
+    for place in places_in(data):
+        try:
+            group = FusionGroup.from_json(json.dumps(put(data, place, value)))
+            str(group)
+            fuser.register_fusion(group)
+        except FuserError:
+            pass
+
+
+def test_json_that_is_nested_too_deeply_is_no_group() -> None:
+    with pytest.raises(GroupError, match="no JSON of a fusion group: RecursionError"):
+        FusionGroup.from_json("[" * 100_000)
 
 
 @pytest.mark.parametrize(
