@@ -19,6 +19,7 @@ from fuser.layout import Shape, Strides
 
 __all__ = [
     "TensorDesc",
+    "check_count",
     "check_inputs",
     "common_device",
     "describe",
@@ -90,6 +91,12 @@ def read_number(item: torch.Tensor) -> bool | int | float | complex:
     whole = item.full_tensor() if hasattr(item, "full_tensor") else item
     number: bool | int | float | complex = whole.item()
     return number
+
+
+def check_count(group: FusionGroup, inputs: Sequence[Any]) -> None:
+    """Raise ArgumentError for too few or too many inputs."""
+    if len(inputs) != len(group.inputs):
+        raise ArgumentError(f"{names_of(group)}: takes {len(group.inputs)} inputs, got {len(inputs)}")
 
 
 def check_inputs(group: FusionGroup, inputs: Sequence[Any]) -> None:

@@ -158,6 +158,15 @@ def test_what_is_no_graph_module_is_named(given: Any) -> None:
         fuse_graph(lambda x: x * 2, given)  # type: ignore[arg-type]
 
 
+def test_a_fusion_node_takes_the_inputs_of_its_group(x: torch.Tensor) -> None:
+    module = FusionPass()(build("xy", [("a", torch.mul, ("x", "y")), ("b", "relu", ("a",))], "b")).graph_module
+    (node,) = fusions(module)
+    for inputs in ((), (x,), (x, x, 1.0), (x, 2, 3.0, 4.0)):
+        with pytest.raises(fuser.errors.ArgumentError, match=f"^mul, relu: takes 2 inputs, got {len(inputs)}$"):
+            node(*inputs)
+    assert torch.equal(node(x, x), x * x)
+
+
 def test_convex(x: torch.Tensor) -> None:
     # a -> cumprod -> c and a -> c: a and c cannot be one step.
     steps = [

@@ -16,6 +16,7 @@ from fuser.kernel_spec import KernelSpec
 from fuser.launcher import Replayer, called_in_c
 from fuser.library import split_inputs
 from fuser.route import call_anew
+from fuser.tensor_desc import check_count
 
 __all__ = ["FusionCall", "FusionModule", "FusionNode", "Layouts", "find_layouts"]
 
@@ -59,6 +60,7 @@ class FusionCall(Replayer):
 
     def call_anew(self, *inputs: Any, out: Any = None) -> Any:
         """Serve a call that is not like an earlier one."""
+        check_count(self.spec.group, inputs)
         if self.plain is not None and out is None and self._is_other(inputs):
             results = self.plain(*inputs)
             return results[0] if len(results) == 1 else results
