@@ -70,12 +70,11 @@ class FusionGroup:
         given: object = inputs
         if not isinstance(given, Sequence):
             raise ArgumentError(f"the inputs of a group are a list, got {describe_type(given)}")
-        values = [*inputs, *self.defaults()[len(inputs) :]]
-        missing = [item.name for item, value in zip(self.inputs, values, strict=False) if value is None]
-        if len(values) > len(self.inputs) or missing:
+        rest = self.defaults()[len(inputs) :]
+        if len(inputs) > len(self.inputs) or None in rest:
             names = ", ".join(item.name for item in self.inputs)
             raise ArgumentError(f"the group takes {len(self.inputs)} inputs ({names}), got {len(inputs)}")
-        return values
+        return [*inputs, *rest]
 
     @property
     def has_reduction(self) -> bool:

@@ -63,7 +63,7 @@ def run_fusion(key: int, inputs: Sequence[Any]) -> list[torch.Tensor]:
         CompileError: a functor does not compile.
     """
     if key not in _registered:
-        raise GroupError(f"no fusion group is registered under key {key}")
+        raise GroupError(f"no fusion group is registered under key {key!r}")
     group, spec, launcher = _registered[key]
     filled = tuple(group.fill_inputs(inputs))
     value = route.call(spec, launcher, filled)

@@ -51,6 +51,7 @@ from fuser.tensor_desc import (
     describe,
     follows_default_dtype,
     input_specs,
+    name_input,
     value_layouts,
 )
 from fuser.tuning.table import tuned
@@ -107,10 +108,10 @@ def make_plan(
     Raises:
         As ``run``. UnsupportedError leaves only when no fallback is allowed: else it is the plan's fallback reason.
     """
-    for item, bound in zip(spec.group.inputs, inputs, strict=True):
+    for index, (item, bound) in enumerate(zip(spec.group.inputs, inputs, strict=True)):
         # A kernel reads one element of it, whatever it has.
         if item.is_scalar and bound.shape:
-            raise ArgumentError(f"scalar {item.name!r} has shape {list(bound.shape)}, not []")
+            raise ArgumentError(f"{name_input(spec.group, index)} has shape {list(bound.shape)}, not []")
     device = common_device(spec.group, inputs)
     layouts = infer_layouts(spec.group, value_layouts(inputs))
     try:

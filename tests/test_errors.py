@@ -297,6 +297,27 @@ def test_what_is_no_group(use: Callable[[Any], Any], message: str, axpy: fuser.J
     assert str(caught.value).startswith(message)
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([], "the group takes 3 inputs (a, b, factor), got 0"),
+        ([ones(3)], "the group takes 3 inputs (a, b, factor), got 1"),
+        ([ones(3), ones(3), 1.0, 2.0], "the group takes 3 inputs (a, b, factor), got 4"),
+        ([ones(3), None], "axpy: y must be a tensor or a Python number, got None"),
+        ([ones(3), ones(3), None], "axpy: alpha must be a tensor or a Python number, got None"),
+        ([ones(3), ones(3), ones(1)], "axpy: alpha has shape [1], not []"),
+    ],
+)
+def test_wrong_inputs_of_a_group(given: list[Any], message: str, axpy: fuser.JitFunction) -> None:
+    builder = fuser.GroupBuilder()
+    a, b = builder.add_input("a"), builder.add_input("b")
+    factor = builder.add_input("factor", is_scalar=True, default=1.0)
+    key = fuser.register_fusion(builder.build(builder.apply(axpy.function, [a, b], [factor])))
+    with pytest.raises(ArgumentError) as caught:
+        fuser.run_fusion(key, given)
+    assert str(caught.value) == message
+
+
 def test_what_cannot_be_explained() -> None:
     takes = "explain takes a fused function, functor, graph module or group, got "
     for item, message in (
