@@ -25,7 +25,7 @@ from fuser.launcher import Replayer, called_in_c
 from fuser.library import has_dispatch_mode, split_inputs
 from fuser.outputs import finish_traced_out
 from fuser.route import Route, call_anew, find_route, has_derivative
-from fuser.tensor_desc import read_number
+from fuser.tensor_desc import read_device, read_number
 
 __all__ = ["JitFunction", "Number", "R", "check_scalar"]
 
@@ -227,8 +227,8 @@ class JitFunction(Replayer, Generic[R]):
             CompileError: it does not compile; points at the user's own line.
             CompilerNotFoundError: there is no compiler for the device.
         """
-        if str(device or "cpu").partition(":")[0] not in ("cpu", "cuda"):
-            raise ArgumentError(f'{self.signature()}: device must be "cpu" or "cuda", got {device!r}')
+        usual = "cuda" if torch.cuda.is_available() else "cpu"
+        where = read_device(usual if device is None else device, f"{self.signature()}: ")
         if not isinstance(dtype, torch.dtype):
             raise ArgumentError(
                 f"{self.signature()}: dtype must be one of torch's, such as torch.float32; got {dtype!r}"
@@ -236,7 +236,6 @@ class JitFunction(Replayer, Generic[R]):
         count = len(self.tensor_names)
         scalars = [self.defaults.get(name, 1.0) for name in self.scalar_names]
         sample = [torch.empty(2, 2, dtype=dtype, device="meta") for _ in range(count)]
-        where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         spec = self.spec(count)
         try_to_compile(spec, [*sample, *scalars], where)
         for name, obstacle in Fallback(spec.group).obstacles:

@@ -27,6 +27,7 @@ __all__ = [
     "input_specs",
     "lies_for_vectors",
     "name_input",
+    "read_device",
     "read_number",
     "value_layouts",
 ]
@@ -91,6 +92,21 @@ def read_number(item: torch.Tensor) -> bool | int | float | complex:
     whole = item.full_tensor() if hasattr(item, "full_tensor") else item
     number: bool | int | float | complex = whole.item()
     return number
+
+
+def read_device(device: Any, where: str = "") -> torch.device:
+    """Return the device that a user names.
+
+    Raises:
+        ArgumentError: there is no such device, or fuser has no kernels for it; says ``where``.
+    """
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        found = None
+    if found is None or found.type not in {"cpu", "cuda"}:
+        raise ArgumentError(f'{where}device must be "cpu" or "cuda", got {device!r}')
+    return found
 
 
 def check_count(group: FusionGroup, inputs: Sequence[Any]) -> None:

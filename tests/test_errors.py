@@ -394,6 +394,11 @@ def test_dimensions_of_a_reduction_as_elsewhere(call: Callable[[Any], Any], mess
             TypeError,
             'device must be "cpu" or "cuda", got \'tpu\'',
         ),
+        (
+            lambda f: fuser.debug_get_fused_kernel_code(f.spec(2).group, [ones(3), ones(3), 1.0], device="cuda:x"),
+            TypeError,
+            'device must be "cpu" or "cuda", got \'cuda:x\'',
+        ),
         (lambda f: fuser.fx.FusionPass(numerics="loose"), ValueError, "FusionPass: numerics='loose': must be one of"),
         (lambda f: fuser.fx.FusionPass(fuel=-1), TypeError, "FusionPass: fuel must be a number of groups, got -1"),
         (lambda f: fuser.fx.fuse_graph(f), TypeError, "a torch.fx.GraphModule, as torch.fx.symbolic_trace"),
@@ -521,6 +526,8 @@ def test_a_setting_that_there_is_not() -> None:
     ("options", "message"),
     [
         ({"device": "gpu"}, 'axpy(x, y, alpha): device must be "cpu" or "cuda", got \'gpu\''),
+        ({"device": "cuda:x"}, 'axpy(x, y, alpha): device must be "cpu" or "cuda", got \'cuda:x\''),
+        ({"device": 1.5}, 'axpy(x, y, alpha): device must be "cpu" or "cuda", got 1.5'),
         ({"dtype": "float32"}, "axpy(x, y, alpha): dtype must be one of torch's, such as torch.float32; got 'float32'"),
     ],
 )
