@@ -37,7 +37,7 @@ from fuser.outputs import unusual_kind
 from fuser.planner import can_fuse, make_plan, plan_texts
 from fuser.reduction import ReductionFunction
 from fuser.route import run
-from fuser.tensor_desc import common_device, describe, read_device
+from fuser.tensor_desc import check_inputs, common_device, describe, read_device
 
 if TYPE_CHECKING:
     from fuser.fx.recording import RecordedGraph
@@ -274,6 +274,7 @@ def _report(group: FusionGroup, nodes: tuple[str, ...], inputs: Sequence[Any]) -
     inputs = [item[0] if isinstance(item, list | tuple) else item for item in inputs]
     spec, filled = register(group), group.fill_inputs(inputs)
     try:
+        check_inputs(group, filled)
         kernels = kernel_sources(spec, filled, None)
         reason = _find_fallback(spec, filled)
         if reason:
@@ -286,6 +287,9 @@ def _report(group: FusionGroup, nodes: tuple[str, ...], inputs: Sequence[Any]) -
             reason += f" ({rest})"
         elif isinstance(error, DeviceError) and needs_devices(spec, filled):
             reason = "its tensors are on several devices (each has kernels of its own)"
+        elif not nodes and not isinstance(error, UnsupportedError):
+            # A node of a graph has run with these inputs; here nothing has, and a call would raise this.
+            raise
         return GroupReport(group, nodes, (), reason, obstacles)
     return GroupReport(group, nodes, tuple(kernels), "", obstacles)
 

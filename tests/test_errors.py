@@ -330,6 +330,21 @@ def test_what_cannot_be_explained() -> None:
 
 
 @pytest.mark.parametrize(
+    "given",
+    [(ones(3), ones(4)), (ones(3), "1"), (ones(3), ones(3, device="meta")), (1, 2)],
+    ids=["shapes", "kinds", "devices", "no tensor"],
+)
+def test_what_a_call_raises_explain_raises_too(given: tuple[Any, ...], axpy: fuser.JitFunction) -> None:
+    group = axpy.spec(2).group
+    with pytest.raises(fuser.errors.FuserError) as expected:
+        axpy(*given, alpha=1.0)
+    for explain in (lambda: fuser.explain(axpy, *given), lambda: fuser.explain(group, *given, 1.0)):
+        with pytest.raises(type(expected.value)) as caught:
+            explain()
+        assert str(caught.value) == str(expected.value)
+
+
+@pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda f: f(ones(2, 3), 1), "add(x) takes 1 tensor, got 2 arguments; dim is given by name: dim=1"),
