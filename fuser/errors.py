@@ -82,8 +82,8 @@ class UntranslatableError(FuserError, NotImplementedError):
         self.column = column
         self.construct = construct
 
-    def __reduce__(self) -> tuple[type, tuple[str, int, int, str]]:
-        return type(self), (self.source, self.line, self.column, self.construct)
+    def __reduce__(self) -> tuple[type, tuple[str, int, int, str], dict[str, Any]]:
+        return type(self), (self.source, self.line, self.column, self.construct), self.__dict__
 
 
 class ArgumentError(FuserError, TypeError):
@@ -132,8 +132,8 @@ class NotDifferentiableError(GradientError):
         self.place = place
         self.functor = functor
 
-    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        return type(self), (self.reason, self.place, self.functor)
+    def __reduce__(self) -> tuple[type, tuple[Any, ...], dict[str, Any]]:
+        return type(self), (self.reason, self.place, self.functor), self.__dict__
 
     @property
     def line(self) -> int | None:
@@ -209,8 +209,8 @@ class TracingError(UnsupportedError):
         self.line = line
         self.source_line = source_line
 
-    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        return type(self), (self.reason, self.filename, self.line, self.source_line)
+    def __reduce__(self) -> tuple[type, tuple[Any, ...], dict[str, Any]]:
+        return type(self), (self.reason, self.filename, self.line, self.source_line), self.__dict__
 
 
 class NoCompileError(FuserError, RuntimeError):

@@ -498,6 +498,8 @@ def test_a_setting_cannot_be_deleted() -> None:
 )
 def test_errors_of_other_processes_say_the_same(duplicate: Callable[[Any], Any], error: FuserError) -> None:
     # As those of a pool's workers and of a DataLoader's.
+    error = copy.copy(error)
+    error.add_note("while loading batch 3")
     again = duplicate(error)
     assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
 
