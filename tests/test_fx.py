@@ -167,6 +167,16 @@ def test_a_fusion_node_takes_the_inputs_of_its_group(x: torch.Tensor) -> None:
     assert torch.equal(node(x, x), x * x)
 
 
+def test_fusion_nodes_keep_stack_traces() -> None:
+    steps = [("a", torch.mul, ("x", 2)), ("b", torch.relu, ("a",)), ("c", torch.exp, ("b",)), ("d", "sum", ("c",))]
+    module = build("x", steps, ("b", "c", "d"))
+    for node in module.graph.nodes:
+        node.meta["stack_trace"] = f"line of {node.name}"
+    FusionPass(reduces=False)(module)
+    kept = [node.meta.get("stack_trace") for node in module.graph.nodes if node.op != "placeholder"]
+    assert kept == ["line of exp", "line of relu", "line of exp", "line of sum_1", "line of output"]
+
+
 def test_convex(x: torch.Tensor) -> None:
     # a -> cumprod -> c and a -> c: a and c cannot be one step.
     steps = [

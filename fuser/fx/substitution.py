@@ -77,6 +77,7 @@ class Substitution:
         self.module.add_submodule(name, made)
         with self.graph.inserting_after(found.nodes[-1]):
             fused = self.graph.call_module(name, arguments)
+        _keep_stack_trace(fused, returned[-1])
         if is_of_numbers:
             fused.meta[MAY_BE_NUMBER] = True
         values = [value for node in returned for value in _fake_values(node)]
@@ -162,6 +163,7 @@ class Substitution:
                     continue
                 with graph.inserting_after(last):
                     last = graph.call_function(operator.getitem, (fused, slot))
+                _keep_stack_trace(last, node)
                 if "val" in fused.meta:
                     last.meta["val"] = fused.meta["val"][slot]
                 items.append(last)
@@ -257,6 +259,12 @@ def _fake_values(node: fx.Node) -> list[Any]:
     value = node.meta.get("val")
     values = list(value) if isinstance(value, list | tuple) else [value]
     return [item for item in values if item is not None]
+
+
+def _keep_stack_trace(made: fx.Node, node: fx.Node) -> None:
+    # For readable graphs, and for what torch says of a node that fails, or of a result in a CUDA graph's memory.
+    if "stack_trace" in node.meta:
+        made.meta["stack_trace"] = node.meta["stack_trace"]
 
 
 def _is_tuple(node: fx.Node) -> bool:
