@@ -82,6 +82,10 @@ class FusionGroup:
         reduces = {index for index, item in enumerate(self.applications) if item.function.reduces}
         return bool(reduces) and not reduces.isdisjoint(self.live_applications())
 
+    def scalars_of_reductions(self) -> frozenset[int]:
+        """Return the inputs that reductions take as scalars."""
+        return frozenset(value for item in self.applications if item.function.reduces for value in item.scalars)
+
     @property
     def has_composite(self) -> bool:
         """Whether an application is an op of several steps."""

@@ -162,6 +162,31 @@ def test_run_fusion_is_differentiable() -> None:
     assert_all_close(got, gradients(eager_chain, inputs))
 
 
+def test_scalars_of_a_group_with_a_reduction_have_gradients() -> None:
+    axpy = fuser.jit_fn("template <typename T> T axpy(T x, T y, T alpha) { return alpha * x + y; }", scalars=["alpha"])
+    add = "template <typename T> T add(T a, T b) { return a + b; }"
+    scaled = "template <typename T> T scaled(T x, T by) { return by * x; }"
+    total = fuser.create_reduction_fn(add, identity=0, map=scaled, by=1.0).along(-1)
+    builder = fuser.GroupBuilder()
+    x = builder.add_input("x")
+    by, alpha = builder.add_input("by", is_scalar=True), builder.add_input("alpha", is_scalar=True)
+    (summed,) = builder.apply(total.function, [x], [by])
+    (result,) = builder.apply(axpy.function, [summed, summed], [alpha])
+    key = fuser.register_fusion(builder.build([result]))
+    values = draw((4, 6), torch.float32, seed=1)
+    weight = torch.tensor(1.5, requires_grad=True)
+    (got,) = torch.autograd.grad(fuser.run_fusion(key, [values, 2.0, weight])[0].sum(), weight)
+    torch.testing.assert_close(got, 2 * values.sum())
+    (got,) = torch.autograd.grad(fuser.run_fusion(key, [values, torch.tensor(2.0), weight])[0].sum(), weight)
+    torch.testing.assert_close(got, 2 * values.sum())
+    with pytest.raises(GradientError, match="add: by has a gradient"):
+        fuser.run_fusion(key, [values, weight, 1.0])
+    # A group that ends in the sum is differentiated as what is summed.
+    key = fuser.register_fusion(builder.build([summed]))
+    (got,) = torch.autograd.grad(fuser.run_fusion(key, [values, weight, 1.0])[0].sum(), weight)
+    torch.testing.assert_close(got, values.sum())
+
+
 # --- costs nothing where nothing is asked for --------------------------------------------------------------------
 def test_only_wanted_gradients_are_computed() -> None:
     x, y = given((6,), (6,))

@@ -35,7 +35,15 @@ from fuser.launcher import Replayer
 from fuser.layout import Shape
 from fuser.ops import reduction_function
 from fuser.route import is_transformed
-from fuser.tensor_desc import TensorDesc, common_device, describe, follows_default_dtype, input_specs, value_layouts
+from fuser.tensor_desc import (
+    TensorDesc,
+    common_device,
+    describe,
+    follows_default_dtype,
+    input_specs,
+    name_input,
+    value_layouts,
+)
 from fuser.warming.cover import with_sizes
 from fuser.warming.follow import current
 
@@ -191,6 +199,11 @@ def _make_case(
             read = tuple(index for index in tensors if index in values)
         except (GradientError, UntranslatableError) as error:
             check_eager(spec, error)
+            for slot in spec.group.scalars_of_reductions().intersection(wanted):
+                raise GradientError(
+                    f"{name_input(spec.group, slot)} has a gradient, and scalars of a reduction have one where a sum "
+                    "comes last only: detach it"
+                ) from error
     continuous = find_differentiable(spec.group, typing, wanted)
     return Case(
         spec=spec,

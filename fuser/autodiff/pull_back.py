@@ -12,10 +12,10 @@ import torch
 from fuser.autodiff.opaque import TensorFunction, call_opaque, pull_back
 from fuser.autodiff.sums import run_in_parts
 from fuser.compiler import registered
-from fuser.executor import read_scalars
 from fuser.fallback import Fallback
 from fuser.kernel_spec import KernelSpec
 from fuser.library import merge_inputs, needs_operator, split_inputs
+from fuser.tensor_desc import read_number
 
 __all__ = ["eager_function", "fake_pull_back", "pull_back_eagerly", "pull_back_operator"]
 
@@ -25,7 +25,10 @@ def eager_function(spec: KernelSpec, inputs: Sequence[Any], slots: Sequence[int]
 
     def run_eager(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         given = iter(tensors)
-        items = read_scalars(spec, [next(given) if isinstance(item, torch.Tensor) else item for item in inputs])
+        items = [next(given) if isinstance(item, torch.Tensor) else item for item in inputs]
+        for slot in spec.group.scalars_of_reductions():
+            # The others may be what is differentiated by.
+            items[slot] = read_number(items[slot]) if isinstance(items[slot], torch.Tensor) else items[slot]
         if spec.group.reshapes:
             results = run_in_parts(spec, items)
         else:
