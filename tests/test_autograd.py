@@ -187,6 +187,19 @@ def test_scalars_of_a_group_with_a_reduction_have_gradients() -> None:
     torch.testing.assert_close(got, values.sum())
 
 
+@pytest.mark.parametrize("element", [(), (3,), (2, 3)])
+@pytest.mark.parametrize("other", [(), (3,), (2, 2, 3)])
+def test_vmap_of_a_group_that_does_not_use_an_input(element: tuple[int, ...], other: tuple[int, ...]) -> None:
+    builder = fuser.GroupBuilder()
+    _, used = builder.add_input("unused"), builder.add_input("used")
+    square = fuser.jit_fn("template <typename T> T square(T x) { return x * x; }")
+    key = fuser.register_fusion(builder.build(builder.apply(square.function, [used])))
+    values, beside = draw((5, *element), torch.float32, seed=1), draw(other, torch.float32, seed=2)
+    for batched in (lambda x: [beside, x], lambda x: [x, beside], lambda x: [x[None], x]):
+        got = torch.vmap(lambda x: fuser.run_fusion(key, batched(x))[0])(values)  # noqa: B023
+        assert_all_close((got,), (torch.stack([batched(x)[1] for x in values]) ** 2,))
+
+
 # --- costs nothing where nothing is asked for --------------------------------------------------------------------
 def test_only_wanted_gradients_are_computed() -> None:
     x, y = given((6,), (6,))

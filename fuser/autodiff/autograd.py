@@ -292,7 +292,7 @@ def _run_batch(
         return found, (0,) * len(found)
     ranks = tuple(map(_rank, inputs, in_dims))
     made = run(_count_from_the_end(case.spec, ranks), _batch_inputs(case, batch_size, in_dims, inputs))
-    if len(made) == 1:
+    if len(made) == 1 and len(group.used_inputs()) == len(group.inputs):
         return tuple(made), (0,)
     layouts = infer_layouts(group, _layouts_of_ones(ranks))
     # What is made of no input that has the batch does not have it either.
