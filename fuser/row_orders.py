@@ -64,7 +64,9 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
             continue
         op = ops.REDUCTIONS.get(item.function.op or "")
         desc = values[item.tensors[0]].desc
-        assert desc.dtype is not None, "numbers are not reduced"
+        if desc.dtype is None:
+            # No kernel reads a number along dimensions.
+            raise UnsupportedError(f"{item.function.name!r} of a number", application=index)
         dims = reduction.normalize_dims(len(desc.shape))
         # Why only torch's kernel serves, and whether that is what strict numerics ask for.
         reason, is_expected = "", True

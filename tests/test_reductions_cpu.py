@@ -318,6 +318,17 @@ def test_out_may_be_an_input_that_a_later_pass_reads() -> None:
         assert got[0] is given
 
 
+def test_a_number_is_not_reduced() -> None:
+    builder = GroupBuilder()
+    number, x = builder.add_input("number"), builder.add_input("x")
+    (summed,) = builder.apply(total((0,)), [number])
+    key = fuser.register_fusion(builder.build(builder.apply(OPS["mul"].function, [x, summed])))
+    fuser.reset_stats()
+    with pytest.raises(fuser.errors.ArgumentError, match="needs at least one tensor"):
+        fuser.run_fusion(key, [2.0, draw((4,), torch.float32)])
+    assert not fuser.stats()["fallbacks"]
+
+
 class TestFuse:
     """torch's reductions inside fused functions."""
 
