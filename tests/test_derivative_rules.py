@@ -330,6 +330,10 @@ def test_digamma_and_polygamma() -> None:
             got = jitted(torch.tensor(list(values), dtype=dtype))
             wanted = torch.tensor(list(values.values()), dtype=dtype)
             torch.testing.assert_close(got, wanted, rtol=10**-digits, atol=10**-digits, equal_nan=True)
+        if order == 0:
+            # The sign of a zero is the side of the pole.
+            zeros = torch.tensor([0.0, -0.0])
+            assert torch.equal(jitted(zeros), torch.digamma(zeros))
 
 
 # --- demand -------------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ _DIGAMMA = """template <typename T> T $name(T x) {
   const T series = $series;
   const T y = log(w) - T(0.5) / w - series - (shift ? above / below : T(0));
   const T whole = rint(x);
-  if (x < T(0) && x == whole) return T(NAN);
+  if (reflect && x == whole) return x < T(0) ? T(NAN) : T(-1) / x;
   return reflect ? y - T(3.141592653589793) / tan(T(3.141592653589793) * (x - whole)) : y;
 }"""
 # The Hurwitz zeta function by Euler and Maclaurin's formula, and the reflection formula: Abramowitz and Stegun 6.4.10,
