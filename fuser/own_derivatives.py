@@ -54,10 +54,8 @@ def differentiable(
         raise ArgumentError(f"differentiable: save_for_backward must be a list of names or slots, got {kind}")
     if isinstance(forward, JitFunction) and isinstance(backward, JitFunction):
         functor = forward.function.functor
-        names = [parameter.name for parameter in functor.tensors]
-        return forward.with_backward(
-            backward, _find_places(save_for_backward, names, functor.num_outputs), num_grad_inputs
-        )
+        saved = _find_places(save_for_backward, _parameter_names(forward), len(functor.tensors), functor.num_outputs)
+        return forward.with_backward(backward, saved, num_grad_inputs)
     return DifferentiableFunction(forward, backward, save_for_backward, num_grad_inputs)
 
 
@@ -92,7 +90,7 @@ class DifferentiableFunction:
 
     def find_places(self, inputs: int, outputs: int) -> tuple[int, ...]:
         """Return the slots of the saved tensors among so many inputs and outputs."""
-        return _find_places(self._saved, _parameter_names(self.forward)[:inputs], outputs)
+        return _find_places(self._saved, _parameter_names(self.forward)[:inputs], inputs, outputs)
 
     def __repr__(self) -> str:
         return f"<fuser.differentiable {self.__name__}>"
@@ -139,8 +137,8 @@ def _sum_to(gradient: torch.Tensor | None, shape: torch.Size | None) -> torch.Te
     return gradient if gradient is None or shape is None else gradient.sum_to_size(shape)
 
 
-def _find_places(saved: Saved | None, names: Sequence[str], outputs: int) -> tuple[int, ...]:
-    count = len(names)
+def _find_places(saved: Saved | None, names: Sequence[str], count: int, outputs: int) -> tuple[int, ...]:
+    # Of ``count`` inputs, the first of which have names.
     if saved is None:
         return tuple(range(count))
     if callable(saved):
@@ -153,8 +151,8 @@ def _find_places(saved: Saved | None, names: Sequence[str], outputs: int) -> tup
     known |= {f"out{slot}": count + slot for slot in range(outputs)} | {"out": count}
     found = []
     for item in [saved] if isinstance(saved, str) else saved:
-        slot = known.get(item, -1) if isinstance(item, str) else item
-        if not 0 <= slot < count + outputs:
+        slot = known.get(item) if isinstance(item, str) else item
+        if isinstance(slot, bool) or not isinstance(slot, int) or not 0 <= slot < count + outputs:
             raise ArgumentError(f"save_for_backward: there is no {item!r} among {', '.join(known)}")
         found.append(slot)
     return tuple(found)
@@ -176,16 +174,26 @@ def _flatten(items: Any) -> Iterator[Any]:
 
 
 def _parameter_names(function: Callable[..., Any]) -> list[str]:
+    # Of those that an input may be given to. What ``*args`` take have none.
     if isinstance(function, JitFunction):
         return [parameter.name for parameter in function.function.functor.tensors]
-    return list(inspect.signature(function).parameters)
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [parameter.name for parameter in _parameters(function) or () if parameter.kind in positional]
 
 
 def _scalar_names(function: Callable[..., Any]) -> tuple[str, ...] | None:
     # None: takes any.
     if isinstance(function, JitFunction):
         return function.scalar_names
-    parameters = inspect.signature(function).parameters
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+    parameters = _parameters(function)
+    if parameters is None or any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
         return None
-    return tuple(parameters)
+    return tuple(parameter.name for parameter in parameters)
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
+    # None: unknown, as those of ``torch.exp`` and other functions that are not written in Python.
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except ValueError:
+        return None

@@ -618,6 +618,31 @@ def test_functors_that_do_not_fit_together(make: Callable[[], Any]) -> None:
         make()
 
 
+def test_differentiable_functions_whose_parameters_have_no_names() -> None:
+    x, y = given((4,), (4,))
+    out, slots = ["out"], [1, 2]
+    product = fuser.differentiable(
+        lambda *items: items[0] * items[1], lambda y, out, g: (g * y, g * out / y), save_for_backward=slots
+    )
+    assert_all_close(gradients(product, (x, y)), gradients(torch.mul, (x, y)))
+    total = fuser.differentiable(
+        lambda *items: (items[0] + items[1]).exp(), lambda e, g: (g * e, g * e), save_for_backward=out
+    )
+    assert_all_close(gradients(total, (x, y)), gradients(lambda x, y: (x + y).exp(), (x, y)))
+    square = fuser.differentiable(lambda *items: items[0] * items[1], lambda x, y, g: (g * y, g * x))
+    assert_all_close(gradients(square, (x, y)), gradients(torch.mul, (x, y)))
+    # torch's functions have no signature at all.
+    exponential = fuser.differentiable(torch.exp, torch.mul, save_for_backward=out)
+    assert_all_close(gradients(exponential, (x,)), gradients(torch.exp, (x,)))
+
+
+@pytest.mark.parametrize("slot", [True, 0.0, None, -1, 3, "z"])
+def test_what_is_no_slot(slot: Any) -> None:
+    for function in (fuser.jit_fn(SCALED, scalars=["k"]), lambda x, y: x * y):
+        with pytest.raises(ArgumentError, match=f"there is no {slot!r} among x, y, out0, out"):
+            fuser.differentiable(function, surrogate, save_for_backward=[slot])(*given((3,), (3,)))
+
+
 def test_a_backward_function_with_too_few_gradients() -> None:
     function = fuser.differentiable(lambda x, y: x * y, lambda x, y, grad: grad * y)
     x, y = given((3,), (3,))
