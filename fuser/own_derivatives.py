@@ -49,6 +49,8 @@ def differentiable(
             raise ArgumentError(f"differentiable: {name} must be a function, got {describe_type(function)}")
     if num_grad_inputs is not None and (isinstance(num_grad_inputs, bool) or not isinstance(num_grad_inputs, int)):
         raise ArgumentError(f"differentiable: num_grad_inputs must be an int, got {describe_type(num_grad_inputs)}")
+    if num_grad_inputs is not None and num_grad_inputs < 0:
+        raise ArgumentError(f"differentiable: num_grad_inputs must not be negative, got {num_grad_inputs}")
     if not (save_for_backward is None or callable(save_for_backward) or isinstance(save_for_backward, list | tuple)):
         kind = describe_type(save_for_backward)
         raise ArgumentError(f"differentiable: save_for_backward must be a list of names or slots, got {kind}")
@@ -104,7 +106,14 @@ class _Paired(torch.autograd.Function):
     @staticmethod
     def forward(function: DifferentiableFunction, scalars: Mapping[str, Any], *inputs: Any) -> tuple[torch.Tensor, ...]:
         results = function.forward(*inputs, **scalars)
-        return (results,) if isinstance(results, torch.Tensor) else tuple(results)
+        if isinstance(results, torch.Tensor):
+            results = (results,)
+        if not isinstance(results, tuple | list):
+            raise ArgumentError(
+                f"the forward function {function.__name__} returned {describe_type(results)}, not a tensor"
+            )
+        # torch takes no argument for a result where it is saved, too.
+        return tuple(item.view_as(item) if any(item is x for x in inputs) else item for item in results)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
@@ -122,19 +131,30 @@ class _Paired(torch.autograd.Function):
         scalars = {name: value for name, value in ctx.scalars.items() if taken is None or name in taken}
         saved = [number if item is None else item for item, number in zip(ctx.saved_tensors, ctx.numbers, strict=True)]
         made = ctx.function.backward(*saved, *grads, **scalars)
-        gradients = [made] if made is None or isinstance(made, torch.Tensor) else list(made)
+        gradients = list(made) if isinstance(made, tuple | list) else [made]
         count = ctx.function.num_grad_inputs
-        expected = ctx.input_count if count is None else count
+        expected = ctx.input_count if count is None else min(count, ctx.input_count)
+        what = f"the backward function of {ctx.function.__name__} returned"
         if len(gradients) != expected:
-            name = ctx.function.__name__
-            raise ArgumentError(f"the backward function of {name} returned {len(gradients)} gradients, not {expected}")
+            raise ArgumentError(f"{what} {len(gradients)} gradients, not {expected}")
         gradients += [None] * (ctx.input_count - expected)
-        return None, None, *map(_sum_to, gradients, ctx.shapes)
+        found: list[torch.Tensor | None] = []
+        for slot, (gradient, shape) in enumerate(zip(gradients, ctx.shapes, strict=True)):
+            if not (gradient is None or isinstance(gradient, torch.Tensor)):
+                raise ArgumentError(f"{what} {describe_type(gradient)} for input {slot}, not a tensor")
+            # An input that was broadcast has the sum.
+            if gradient is not None and shape is not None:
+                if not _can_sum_to(shape, gradient.shape):
+                    sizes = f"of shape {tuple(gradient.shape)} for input {slot}, whose shape is {tuple(shape)}"
+                    raise ArgumentError(f"{what} a gradient {sizes}")
+                gradient = gradient.sum_to_size(shape)
+            found.append(gradient)
+        return None, None, *found
 
 
-def _sum_to(gradient: torch.Tensor | None, shape: torch.Size | None) -> torch.Tensor | None:
-    # An input that was broadcast has the sum.
-    return gradient if gradient is None or shape is None else gradient.sum_to_size(shape)
+def _can_sum_to(shape: torch.Size, wider: torch.Size) -> bool:
+    rest = len(wider) - len(shape)
+    return rest >= 0 and all(size in (1, wide) for size, wide in zip(shape, wider[rest:], strict=True))
 
 
 def _find_places(saved: Saved | None, names: Sequence[str], count: int, outputs: int) -> tuple[int, ...]:

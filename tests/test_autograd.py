@@ -650,6 +650,58 @@ def test_a_backward_function_with_too_few_gradients() -> None:
         function(x, y).sum().backward()
 
 
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda x, y, g: (g * y, g * x, g), "returned 3 gradients, not 2"),
+        (lambda x, y, g: (g * y, 1.0), "returned float for input 1, not a tensor"),
+        (lambda x, y, g: {"x": g, "y": g}, "returned 1 gradients, not 2"),
+        (
+            lambda x, y, g: (g, g[1:]),
+            r"of product returned a gradient of shape \(2,\) for input 1, whose shape is \(3,\)",
+        ),
+        (
+            lambda x, y, g: (g.sum(), g),
+            r"of product returned a gradient of shape \(\) for input 0, whose shape is \(3,\)",
+        ),
+    ],
+)
+def test_a_backward_function_that_returns_no_gradients(made: Callable[..., Any], message: str) -> None:
+    def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x * y
+
+    for count in (None, 2, 5):
+        function = fuser.differentiable(product, made, num_grad_inputs=count)
+        with pytest.raises(ArgumentError, match=message):
+            function(*given((3,), (3,))).sum().backward()
+
+
+def test_a_forward_function_that_returns_no_tensors() -> None:
+    for made, kind in ((3.0, "float"), (None, "None")):
+        function = fuser.differentiable(lambda x: made, lambda x, g: g)  # noqa: B023 - called here
+        with pytest.raises(ArgumentError, match=f"the forward function <lambda> returned {kind}, not a tensor"):
+            function(*given((3,)))
+
+
+def test_a_number_of_gradients_that_is_none() -> None:
+    for forward, backward in ((fuser.jit_fn(STEP), surrogate), (lambda x: x, lambda x, g: g)):
+        with pytest.raises(ArgumentError, match="num_grad_inputs must not be negative, got -1"):
+            fuser.differentiable(forward, backward, num_grad_inputs=-1)
+
+
+@pytest.mark.parametrize("saved", [None, [], ["out"]])
+def test_a_forward_function_that_returns_its_input(saved: Any) -> None:
+    """Reversing a gradient, or passing it through unchanged, is what one writes such pairs for."""
+    reverse = fuser.differentiable(lambda x: x, lambda *items: -items[-1], save_for_backward=saved)
+    (x,) = given((3,))
+    assert torch.equal(reverse(x), x)
+    (got,) = gradients(lambda x: reverse(x * x), (x,))
+    (wanted,) = gradients(lambda x: -(x * x), (x,))
+    assert torch.equal(got, wanted)
+    rows = torch.func.vmap(torch.func.grad(lambda x: reverse(x).sum()))(torch.ones(2, 3))
+    assert torch.equal(rows, -torch.ones(2, 3))
+
+
 def test_a_hand_written_derivative_also_counts_in_eager_torch() -> None:
     step = fuser.jit_fn(STEP, backward=surrogate)
     (x,) = given((6,))
