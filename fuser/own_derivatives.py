@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from fuser.errors import ArgumentError, GradientError, describe_type, shows_users_frames
 from fuser.jit_function import JitFunction
+from fuser.route import has_derivative
 
 __all__ = ["DifferentiableFunction", "differentiable"]
 
@@ -84,9 +86,14 @@ class DifferentiableFunction:
         """Run the forward function; its result is differentiated by the backward function."""
         if torch.overrides.has_torch_function(inputs):
             return torch.overrides.handle_torch_function(self, inputs, *inputs, **scalars)
-        lost = [name for name, value in scalars.items() if isinstance(value, torch.Tensor) and value.requires_grad]
-        if lost and torch.is_grad_enabled():
-            raise GradientError(f"{self.__name__}: its backward function makes no gradient of the scalar {lost[0]!r}")
+        lost = [f"the scalar {name!r}" for name, value in scalars.items() if _holds_derivative(value)]
+        lost += [
+            f"what is in input {slot}, which is no tensor but a {describe_type(item)} of some"
+            for slot, item in enumerate(inputs)
+            if isinstance(item, list | tuple | dict) and _holds_derivative(item)
+        ]
+        if lost:
+            raise GradientError(f"{self.__name__}: its backward function makes no gradient of {lost[0]}")
         results = _Paired.apply(self, scalars, *inputs)  # type: ignore[no-untyped-call]
         return results[0] if len(results) == 1 else results
 
@@ -150,6 +157,10 @@ class _Paired(torch.autograd.Function):
                 gradient = gradient.sum_to_size(shape)
             found.append(gradient)
         return None, None, *found
+
+
+def _holds_derivative(value: Any) -> bool:
+    return any(isinstance(item, torch.Tensor) and has_derivative(item) for item in tree_leaves(value))
 
 
 def _can_sum_to(shape: torch.Size, wider: torch.Size) -> bool:

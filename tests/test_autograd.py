@@ -786,8 +786,18 @@ def test_differentiable_functions_lose_no_gradient() -> None:
     outer = fuser.differentiable(inner, lambda x, k, g: (g * k, None))
     assert_all_close(gradients(lambda x: outer(x, 3.0), (x,)), gradients(lambda x: 3 * x, (x,)))
     scaled = fuser.differentiable(lambda x, k=1.0: x * k, lambda x, g, k=1.0: g * k)
+    k = torch.tensor(2.0)
+    for lost in (k.clone().requires_grad_(), [k.clone().requires_grad_()]):
+        with pytest.raises(GradientError, match="no gradient of the scalar 'k'"):
+            scaled(x.detach(), k=lost)
     with pytest.raises(GradientError, match="no gradient of the scalar 'k'"):
-        scaled(x.detach(), k=torch.tensor(2.0, requires_grad=True))
+        torch.func.jvp(lambda k: scaled(x.detach(), k=k), (k,), (k,))
+    product = fuser.differentiable(lambda items: items[0] * items[1], lambda items, g: None)
+    with pytest.raises(GradientError, match="no gradient of what is in input 0, which is no tensor but a list of some"):
+        product([x, x])
+    assert torch.equal(product([x.detach(), x.detach()]), x.detach() ** 2)
+    with torch.no_grad():
+        assert torch.equal(product((x, x)), x**2)
 
 
 def test_batches_of_gradients() -> None:
