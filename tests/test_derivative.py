@@ -344,6 +344,16 @@ def test_no_nan(branch: Branch) -> None:
             assert third is None or not third.isnan().any()
 
 
+def test_the_slope_of_a_sigmoid_keeps_its_digits() -> None:
+    """Also where the sigmoid is nearly 1, and 1 - sigmoid has few of them."""
+    functor = parse_functor("template <typename T> T f(T x) { return T(1) / (T(1) + exp(-x)); }")
+    x = torch.linspace(-80, 80, 161, requires_grad=True)
+    (y,) = run(functor, F32, (F32,), (x,))
+    (got,) = torch.autograd.grad(y.sum(), x)
+    exact = x.detach().double()
+    torch.testing.assert_close(got.double(), exact.sigmoid() * (-exact).sigmoid(), rtol=1e-6, atol=0)
+
+
 @pytest.mark.cpu
 def test_no_nan_when_compiled() -> None:
     """The texts above in one kernel each way: what eager torch computes, the compiler does."""

@@ -234,7 +234,9 @@ def _division(item: Expr, reverse: bool) -> Sequence[Edge] | None:
     if e is None:
         return None
     sigmoid = item if item.op == "reciprocal" or item.args[0].equals(1) else 1 / q
-    found = [Edge(e.args[0], lambda g: -(g * (item * (1 - sigmoid))))]
+    # Where exp(u) is small, 1 - sigmoid would have few digits left.
+    rest = (e * sigmoid).where(e.call("lt", 1), 1 - sigmoid)
+    found = [Edge(e.args[0], lambda g: -(g * (item * rest)))]
     return found if item.op == "reciprocal" else [Edge(item.args[0], lambda g: g * sigmoid), *found]
 
 
