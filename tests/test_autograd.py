@@ -371,6 +371,18 @@ def test_a_loop_that_no_element_enters_has_derivatives_of_any_order() -> None:
     assert torch.equal(each, 2 * x.detach())
 
 
+def test_forward_mode_of_a_loop_beside_a_hand_written_derivative() -> None:
+    twice = fuser.jit_fn(
+        "template <typename T> T twice(T x) { return x + x; }",
+        backward=fuser.jit_fn("template <typename T> T thrice(T x, T g) { return T(3) * g; }"),
+    )
+    x = torch.tensor([2.0, 3.0], dtype=torch.float64)
+    for function in (lambda x: newton(twice(x)), fuser.fuse(lambda x: newton(twice(x)))):
+        with forward_ad.dual_level():
+            made = function(forward_ad.make_dual(x, torch.ones_like(x)))
+            torch.testing.assert_close(forward_ad.unpack_dual(made).tangent, 1.5 * torch.rsqrt(2 * x))
+
+
 def test_vmap_promotes_as_each_element_would() -> None:
     # Each element is a 0-dim float64 beside a float32 vector: the result is float32.
     scales, x = torch.arange(3.0, dtype=torch.float64), draw((5,), torch.float32)

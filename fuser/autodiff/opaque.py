@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 __all__ = ["call_opaque", "pull_back", "push_forward"]
 
@@ -55,6 +56,9 @@ class _Opaque(torch.autograd.Function):
 
     @staticmethod
     def forward(function: TensorFunction, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if forward_ad._current_level >= 0:
+            # Without tangents: a transform inside switches forward AD on again, for functions that know none, too.
+            tensors = tuple(item.detach() for item in tensors)
         made = function(*tensors)
         # torch takes no argument for a result: a derivative may pass its gradient on.
         return tuple(item.clone() if any(item is x for x in tensors) else item for item in made)
