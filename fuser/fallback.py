@@ -232,6 +232,8 @@ class _HandWritten(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+        from fuser.eager.translation import cast  # noqa: PLC0415 - as above
+
         backward = ctx.function.backward
         numbers = [*ctx.inputs, *gradients]
         values = [numbers[i] if item is None else item for i, item in enumerate(ctx.saved_tensors)]
@@ -246,7 +248,7 @@ class _HandWritten(torch.autograd.Function):
             None,
             None,
             *[
-                grad.sum_to_size(shape).to(values[i].dtype)
+                cast(grad.sum_to_size(shape), values[i].dtype)
                 if isinstance(shape, torch.Size) and grad is not None
                 else None
                 for i, (grad, shape) in enumerate(zip(found, ctx.inputs, strict=True))

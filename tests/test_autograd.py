@@ -114,6 +114,48 @@ def test_a_real_input_beside_complex_ones_has_a_real_gradient() -> None:
     assert_all_close(gradients(product, (x, y)), gradients(torch.mul, (x, y)))
 
 
+COMPLEX_OF_REAL = "template <typename T> std::complex<T> f(T x, T y) { return std::complex<T>(x * y, x + y); }"
+
+
+def test_complex_results_of_real_inputs() -> None:
+    """Both parts of the gradient that comes in count."""
+    code, dtype = COMPLEX_OF_REAL, torch.complex128
+    made = fuser.jit_fn(code, out_dtypes=dtype)
+    given_by_hand = fuser.jit_fn(
+        code,
+        out_dtypes=dtype,
+        backward=fuser.jit_fn(
+            "template <typename T> void b(T x, T y, T g, T& gx, T& gy) {"
+            " gx = y * std::real(g) + std::imag(g); gy = x * std::real(g) + std::imag(g); }",
+            num_outputs=2,
+        ),
+    )
+    several = fuser.jit_fn(
+        "template <typename T> void f(T x, T y, std::complex<T>& z, T& w) {"
+        " z = std::complex<T>(x * y, x + y); w = x * y; }",
+        num_outputs=2,
+        out_dtypes=[dtype, None],
+    )
+    product = fuser.fuse(lambda x, y: made(x, y) * made(y, x))
+    inputs = given((3, 1), (4,))
+    for function in (made, given_by_hand, several, product):
+        assert torch.autograd.gradcheck(function, inputs, check_forward_ad=True)
+        assert torch.autograd.gradgradcheck(function, inputs)
+    weight = torch.randn(3, 4, dtype=dtype)
+    for backend in ("aot_eager", "fuser"):
+        compiled = torch.compile(lambda x, y: made(x, y) * weight, backend=backend)
+        wanted = gradients(lambda x, y: torch.view_as_real(torch.complex(x * y, x + y) * weight), inputs)
+        assert_all_close(gradients(lambda x, y: torch.view_as_real(compiled(x, y)), inputs), wanted)  # noqa: B023
+
+
+def test_the_real_part_of_a_complex_result() -> None:
+    """What a complex number is stored as in a real tensor: its derivative is compiled, in both modes."""
+    function = fuser.jit_fn(COMPLEX_OF_REAL)
+    x, y = given((3, 1), (4,))
+    assert torch.equal(function(x, y), x * y)
+    assert torch.autograd.gradcheck(function, (x, y), check_forward_ad=True)
+
+
 @fuser.fuse
 def chain(x: Any, y: Any) -> Any:
     z = axpy(torch.tanh(x), y, alpha=0.5)

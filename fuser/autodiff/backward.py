@@ -8,7 +8,7 @@ Both work on the values of one element; sums over broadcast dimensions are the c
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -168,6 +168,7 @@ def build_tangents(group: FusionGroup, typing: Typing, given: Collection[int]) -
         made = range(offset, offset + application.function.num_outputs)
         if not slots or continuous.isdisjoint(made):
             continue
+        _refuse_complex(application, index, typing, made)
         derived = _derive_tangents(application, index, typing, slots)
         if derived.functor is None:
             continue
@@ -196,6 +197,16 @@ def _refuse_reductions(group: FusionGroup) -> None:
     for item in group.applications:
         if item.function.reshapes:
             raise EagerDerivativeError(f"the derivative of {item.function.name!r} is that of its eager version")
+
+
+def _refuse_complex(application: Application, index: int, typing: Typing, results: Iterable[int]) -> None:
+    # A derived functor has one T for what it reads and for the gradients that come in: a real one would lose half of
+    # these.
+    function, common = application.function, typing.common[index]
+    if function.op is None and not common.is_complex and any(typing.values[value].is_complex for value in results):
+        raise EagerDerivativeError(
+            f"{function.name!r} makes complex numbers of real ones, and its derivative is that of its eager version"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +242,7 @@ def _reverse_steps(
         wanted = tuple(slot for slot, value in enumerate(arguments) if value in continuous)
         if not incoming or not wanted:
             continue
+        _refuse_complex(application, index, typing, [offset + slot for slot in incoming])
         derived = _derive(application, index, typing, wanted, incoming)
         made = {out: arguments[slot] for slot, out in zip(wanted, derived.results, strict=True) if out is not None}
         if made and derived.functor is not None:

@@ -342,6 +342,9 @@ def _where(writer: _TextWriter, item: Expr, operands: list[_Text]) -> _Text:
 
 
 def _convert(writer: _TextWriter, item: Expr, operands: list[_Text]) -> _Text:
+    if item.args[0].dtype.is_complex and not item.dtype.is_complex:
+        # As a kernel stores a complex number in a real tensor.
+        operands = [writer.call("std::real", operands)]
     return _Text(f"{writer.type(item.dtype)}({operands[0].text})")
 
 
