@@ -401,6 +401,36 @@ def test_transforms_of_loops_that_depend_on_data(name: str) -> None:
     torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
 
 
+def test_a_loop_leaves_no_tensors_to_the_garbage_collector() -> None:
+    search = fuser.jit_fn("""
+    template <typename T> T search(T x) {
+      T s = x;
+      while (true) {
+        s *= T(1.3);
+        if (s > T(4) && x > T(1.2)) return s * x;
+        if (s > T(6)) break;
+        if (s > T(3)) { s += x; continue; }
+        s += T(0.1);
+      }
+      return s;
+    }""")
+
+    def count_tensors() -> int:
+        return sum(issubclass(type(item), torch.Tensor) for item in gc.get_objects())
+
+    x = torch.linspace(1, 2, 6, dtype=torch.float64, requires_grad=True)
+    for function in (newton, search):
+        gradients(function, (x,))
+        gc.collect()
+        gc.disable()
+        try:
+            before = count_tensors()
+            gradients(function, (x,))
+            assert count_tensors() == before
+        finally:
+            gc.enable()
+
+
 def test_a_loop_that_no_element_enters_has_derivatives_of_any_order() -> None:
     # Its derivative is the gradient itself, which torch takes from no function as a result.
     halved = fuser.create_jit_fn("template <typename T> T f(T x) { while (x > T(1)) x /= T(2); return x; }")

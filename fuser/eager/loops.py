@@ -105,7 +105,8 @@ def _renew(state: State, frame: Frame, entry: Mask, chain: Chain) -> bool:
     number = chain.number = chain.number + 1
     # Where tensors have values, conditions of the past are not kept for it.
     known = chain.implied if state.graph is not None else {}
-    chain.implied = {**dict.fromkeys(literals, number), **known}
+    others = [item for item in literals if not (item[0].chain is chain and item[1])]
+    chain.implied = {**dict.fromkeys(others, number), **known}
     frame.mask = entry.extend(LaneCondition(data, chain, number))
     return state.graph is not None or any_lane(frame.mask.data)
 

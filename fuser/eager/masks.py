@@ -24,7 +24,8 @@ class Chain:
     def __init__(self) -> None:
         # How many masks there were.
         self.number = 0
-        # What is true for every lane of an iteration, by the first mask that it is true for.
+        # What is true for every lane of an iteration, by the first mask that it is true for. Not the masks themselves,
+        # which their places order: they would live until the garbage collector runs.
         self.implied: dict[Literal, int] = {}
 
 
@@ -40,8 +41,8 @@ class LaneCondition:
         self.number = number
         # Whether it is false for every lane outside the mask it is added to.
         self.is_total = is_total
-        # Conditions made of this and others, by the literals they deny.
-        self.joined: dict[frozenset[Literal], LaneCondition] = {}
+        # Conditions made of this and others, by whether it holds in the literals they deny, and the rest of those.
+        self.joined: dict[tuple[bool, frozenset[Literal]], LaneCondition] = {}
         self._negated: Data = None
 
     @property
@@ -118,8 +119,8 @@ class Mask:
             return self.extend(condition, not holds)
         if any(self.implies((condition, not holds)) for condition, holds in extras):
             return self
-        key = frozenset(extras)
-        first = extras[0][0]
+        first, holds = extras[0]
+        key = holds, frozenset(extras[1:])
         joined = first.joined.get(key)
         if joined is None:
             joined = first.joined[key] = LaneCondition(negate(_data_of(extras)))
