@@ -227,7 +227,6 @@ class KernelSource(NamedTuple):
     operands: tuple[Operand, ...]
     # Inputs passed by value, with their Python types.
     numbers: tuple[tuple[int, type], ...]
-    rank: int
     # Geometry fields at the end of the struct; none for a linear kernel.
     geometry: tuple[str, ...]
     vector: int
@@ -332,7 +331,6 @@ def build_source(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelS
         dialect=dialect.name,
         operands=tuple(operand for operand in operands if not operand.is_counter),
         numbers=numbers,
-        rank=args.rank,
         geometry=body.geometry,
         vector=args.vector,
         tuning=args.tuning,

@@ -41,7 +41,8 @@ _counts = {"launches": 0, "compiles": 0, "cache_hits": 0, "checks": 0, "kept": 0
 _fallbacks: dict[str, Tally] = {}
 # Reasons that were warned about.
 _warned: set[str] = set()
-_sources: dict[str, list[Callable[[], int]]] = {}
+# Where launches are counted.
+_sources: list[Callable[[], int]] = []
 
 
 def stats() -> dict[str, Any]:
@@ -54,7 +55,7 @@ def stats() -> dict[str, Any]:
         kernel keeps for their shape; ``fallbacks``: reason -> number of calls that ran in eager torch for it.
     """
     with _lock():
-        totals = {name: value + _count_elsewhere(name) for name, value in _counts.items()}
+        totals = {**_counts, "launches": _counts["launches"] + _count_launches()}
         # The list is made in one step: calls add reasons meanwhile.
         fallbacks = {reason: tally.total() for reason, tally in list(_fallbacks.items())}
         return {**totals, "fallbacks": {reason: total for reason, total in fallbacks.items() if total}}
@@ -63,33 +64,32 @@ def stats() -> dict[str, Any]:
 def reset_stats() -> None:
     """Set every counter to zero."""
     with _lock():
-        for name in _counts:
-            _counts[name] = -_count_elsewhere(name)
+        _counts.update(dict.fromkeys(_counts, 0), launches=-_count_launches())
         for tally in list(_fallbacks.values()):
             tally.total(starts_again=True)
 
 
-def add_source(name: str, total: Callable[[], int]) -> None:
-    """Add a counter kept elsewhere to one of these: ``total`` returns it, counted from the start of the process."""
+def add_launches(total: Callable[[], int]) -> None:
+    """Add launches that are counted elsewhere: ``total`` returns how many, from the start of the process."""
     with _lock():
-        _sources.setdefault(name, []).append(total)
-        _counts[name] -= total()
+        _sources.append(total)
+        _counts["launches"] -= total()
 
 
-def _count_elsewhere(name: str) -> int:
-    return sum(total() for total in _sources.get(name, ()))
+def _count_launches() -> int:
+    return sum(total() for total in _sources)
 
 
 # Launches from Python are counted without a lock, which takes a fifth of the time of such a call.
 _launched = Tally()
 count_launch = _launched.add
-add_source("launches", _launched.total)
+add_launches(_launched.total)
 
 
-def count(name: str, times: int = 1) -> None:
-    """Add to one counter."""
+def count(name: str) -> None:
+    """Add one to a counter."""
     with _lock():
-        _counts[name] += times
+        _counts[name] += 1
 
 
 def tally_of(reason: str) -> Tally:

@@ -56,7 +56,7 @@ except (ImportError, AttributeError, TypeError):
     # Not built, or for another version of this file, or a torch with another exchange API.
     _c = None
 else:
-    counters.add_source("launches", _c.launch_count)
+    counters.add_launches(_c.launch_count)
     # A setting that changes makes every record stale.
     _c.set_generation(config.generation)
     config.listeners.append(_c.set_generation)

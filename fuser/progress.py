@@ -29,10 +29,10 @@ class Progress:
     def __enter__(self) -> Progress:
         return self
 
-    def advance(self, what: str = "", *, more: int = 0) -> None:
-        """One more is done, and ``what`` is next; there may be ``more`` to do than was known."""
+    def advance(self, what: str) -> None:
+        """One more is done: ``what``."""
         with self._lock:
-            self._done, self._total = self._done + 1, self._total + more
+            self._done += 1
             elapsed_s = time.monotonic() - self._began
             if self._is_shown and elapsed_s > DELAY_S:
                 bar = "#" * (WIDTH * self._done // self._total)

@@ -67,7 +67,7 @@ def find_row_shape(group: FusionGroup, layouts: Sequence[ValueLayout]) -> RowSha
     shape, dims, scans = found[0]
     if any(item != found[0] for item in found):
         return None
-    known = _Axes(group, layouts, shape, dims)
+    known = _Axes(group, layouts, shape)
     axes = known.find()
     if axes is None:
         return None
@@ -94,8 +94,8 @@ class _Axes:
     what is reduced with the dimensions of the shape. What no reduction has to do with is aligned at the end.
     """
 
-    def __init__(self, group: FusionGroup, layouts: Sequence[ValueLayout], shape: Shape, dims: tuple[int, ...]) -> None:
-        self.group, self.shape, self.dims = group, shape, dims
+    def __init__(self, group: FusionGroup, layouts: Sequence[ValueLayout], shape: Shape) -> None:
+        self.group, self.shape = group, shape
         self.shapes = [item.shape for item in layouts]
         made = zip(group.applications, group.value_offsets(), strict=True)
         self.pieces = {value for item, value in made if item.function.reduction and item.function.reduction.pieces}

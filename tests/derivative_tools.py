@@ -1,12 +1,18 @@
-"""Functors as functions that torch's autograd can differentiate, run from their translations: no compiler needed."""
+"""Functors as functions that torch's autograd can differentiate, run from their translations: no compiler needed.
+
+Also the expressions that derivatives are, in eager torch.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from fuser.autodiff.derivative import Derived, forward_functor, reverse_functor
+from fuser.autodiff.derivative.expression import Expr, topological
+from fuser.autodiff.derivative.operations import apply, count_static
 from fuser.cxx.functor import Functor, Role
 from fuser.eager.translation import translate
 
@@ -83,3 +89,17 @@ def tangents_of(
     bound = tuple(given[k] if kind == "grad" else arguments[k] for kind, k in derived.arguments)
     results = run(derived.functor, compute, derived_types(derived, types, compute), bound)
     return [None if number is None else results[number] for number in derived.results]
+
+
+def evaluate(outputs: Sequence[Expr], inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    """Run expressions in eager torch."""
+    values: dict[Expr, torch.Tensor] = {}
+    for item in topological(outputs):
+        if item.op == "input":
+            values[item] = inputs[item.args[0]]
+        elif item.op == "constant":
+            values[item] = torch.scalar_tensor(item.args[0], dtype=item.dtype)
+        else:
+            static = item.args[: count_static(item.op)]
+            values[item] = apply(item.op, static, [values[operand] for operand in item.operands], item.dtype)
+    return [values[output] for output in outputs]

@@ -9,10 +9,11 @@ from itertools import pairwise
 
 import pytest
 import torch
+from derivative_tools import evaluate
 
 import fuser
 from fuser.autodiff.derivative.demand import Demand
-from fuser.autodiff.derivative.expression import Builder, Expr, evaluate, topological
+from fuser.autodiff.derivative.expression import Builder, Expr, topological
 from fuser.autodiff.derivative.formulas import PARTIALS, UNARY
 from fuser.autodiff.derivative.forward import differentiate_forward
 from fuser.autodiff.derivative.reverse import differentiate_reverse

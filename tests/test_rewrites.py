@@ -19,8 +19,9 @@ from typing import Any
 
 import pytest
 import torch
+from derivative_tools import evaluate
 
-from fuser.autodiff.derivative.expression import REWRITES, Builder, Expr, evaluate
+from fuser.autodiff.derivative.expression import REWRITES, Builder, Expr
 from fuser.autodiff.derivative.operations import apply, result_dtype
 
 F32, F64, I32, I64, BOOL = torch.float32, torch.float64, torch.int32, torch.int64, torch.bool

@@ -489,8 +489,8 @@ def test_progress_is_for_terminals(is_terminal: bool, monkeypatch: pytest.Monkey
     monkeypatch.setattr(shown, "isatty", lambda: is_terminal)
     monkeypatch.setattr(sys, "stderr", shown)
     monkeypatch.setattr("fuser.progress.DELAY_S", -1.0)
-    with Progress("work", 2) as bar:
-        bar.advance("first", more=2)
+    with Progress("work", 4) as bar:
+        bar.advance("first")
         bar.advance("second")
     lines = re.split("\r\x1b\\[K", shown.getvalue())
     assert [re.sub(r" \d+ s ", " S ", line) for line in lines] == (

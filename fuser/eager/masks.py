@@ -32,15 +32,13 @@ class Chain:
 class LaneCondition:
     """A bool for each lane, which counts by identity."""
 
-    __slots__ = ("_negated", "chain", "data", "is_total", "joined", "number")
+    __slots__ = ("_negated", "chain", "data", "joined", "number")
 
-    def __init__(self, data: Data, chain: Chain | None = None, number: int = 0, *, is_total: bool = False) -> None:
+    def __init__(self, data: Data, chain: Chain | None = None, number: int = 0) -> None:
         self.data = data
         self.chain = chain
         # Place in the chain.
         self.number = number
-        # Whether it is false for every lane outside the mask it is added to.
-        self.is_total = is_total
         # Conditions made of this and others, by whether it holds in the literals they deny, and the rest of those.
         self.joined: dict[tuple[bool, frozenset[Literal]], LaneCondition] = {}
         self._negated: Data = None
@@ -182,6 +180,5 @@ def any_of(masks: Iterable[Mask]) -> Data:
 def _data_of(literals: tuple[Literal, ...]) -> Data:
     found: Data = True
     for condition, holds in literals:
-        value = condition.data if holds else condition.negated
-        found = value if condition.is_total and holds else both(found, value)
+        found = both(found, condition.data if holds else condition.negated)
     return found

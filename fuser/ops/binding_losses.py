@@ -70,9 +70,6 @@ def _has_kernel(name: str, call: OpCall) -> bool:
     return find_numerics() == "fast" or may_have_bits(name, torch.float32, device_type_of(call))
 
 
-_NARROW = (torch.float16, torch.bfloat16)
-
-
 def _are_floats(*items: Any) -> bool:
     # Whether they are known to be tensors of floats: torch has its own errors for others.
     known = [known_of(item) for item in items]

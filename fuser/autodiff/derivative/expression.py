@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 
 import torch
 
-from fuser.autodiff.derivative.operations import Number, apply, count_static, fold, result_dtype, typed_number
+from fuser.autodiff.derivative.operations import Number, count_static, fold, result_dtype, typed_number
 
-__all__ = ["REWRITES", "Builder", "Expr", "Operand", "evaluate", "topological"]
+__all__ = ["REWRITES", "Builder", "Expr", "Operand", "topological"]
 
 Place = tuple[int, int] | None
 
@@ -188,20 +188,6 @@ def topological(outputs: Iterable[Expr], instead: Callable[[Expr], Expr | None] 
             below = item.operands if other is None else () if other.is_constant else (other,)
             stack += [(operand, False) for operand in reversed(below)]
     return order
-
-
-def evaluate(outputs: Sequence[Expr], inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-    """Run expressions in eager torch."""
-    values: dict[Expr, torch.Tensor] = {}
-    for item in topological(outputs):
-        if item.op == "input":
-            values[item] = inputs[item.args[0]]
-        elif item.op == "constant":
-            values[item] = torch.scalar_tensor(item.args[0], dtype=item.dtype)
-        else:
-            static = item.args[: count_static(item.op)]
-            values[item] = apply(item.op, static, [values[operand] for operand in item.operands], item.dtype)
-    return [values[output] for output in outputs]
 
 
 # --- rewrites: each gives the same value on every input, signs of zeros and NaN included ---------------------------
