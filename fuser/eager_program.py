@@ -205,7 +205,7 @@ class _ProgramWriter:
                 if user.target is aten._to_copy.default and dtype.is_floating_point:
                     with self.graph.inserting_before(user):
                         user.replace_all_uses_with(self._number(slot, dtype))
-        dtypes = [dtype or common for dtype in function.out_dtypes] or [common] * function.num_outputs
+        dtypes = function.result_dtypes(common)
         kinds = translation.output_types
         return [cast(restore(node, kind), dtype, kind) for node, kind, dtype in zip(made, kinds, dtypes, strict=True)]
 

@@ -137,14 +137,13 @@ class EagerText:
     ) -> None:
         """Translate it; ``types`` are those of its tensors."""
         given = iter(types)
-        parameters = [parameter for parameter in functor.parameters if parameter.role is not Role.OUTPUT]
         kinds = tuple(
-            next(given) if item.role is Role.TENSOR else scalar_dtype(scalars[item.name]) for item in parameters
+            next(given) if item.role is Role.TENSOR else scalar_dtype(scalars[item.name]) for item in functor.inputs
         )
         self._translation: Translation = translate(functor, compute, kinds, differentiable=differentiable)
         self._scalars = [
             None if item.role is Role.TENSOR else cast(scalars[item.name], kind)
-            for item, kind in zip(parameters, kinds, strict=True)
+            for item, kind in zip(functor.inputs, kinds, strict=True)
         ]
 
     @property

@@ -95,8 +95,7 @@ def find_obstacle(functor: Functor) -> UntranslatableError | None:
 
     first = None
     for compute in _SAMPLES:
-        parameters = [parameter for parameter in functor.parameters if parameter.role is not Role.OUTPUT]
-        types = tuple(compute if parameter.role is Role.TENSOR else torch.float64 for parameter in parameters)
+        types = tuple(compute if item.role is Role.TENSOR else torch.float64 for item in functor.inputs)
         try:
             translate(functor, compute, types)
         except UntranslatableError as error:
@@ -156,7 +155,7 @@ def call_derived(function: Function, tensors: Sequence[Any], scalars: dict[str, 
     reduction: EagerReduction | None = None
     if function.reduction is not None:
         reduction = EagerReduction(function.reduction, compute, scalars, differentiable=is_differentiable)
-    dtypes = [dtype or common for dtype in function.out_dtypes] or [common] * function.num_outputs
+    dtypes = function.result_dtypes(common)
     abstract = next((item for item in given if item.is_meta or isinstance(item, FakeTensor)), None)
     is_graph = translation.graph_module is not None and (reduction is None or reduction.is_graph)
     if not is_graph and abstract is not None:

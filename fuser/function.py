@@ -324,6 +324,10 @@ class Function:
         is_wide = self.promotion in (Promotion.DEFAULT_WIDE, Promotion.INT_TO_FLOAT_WIDE)
         return torch.float32 if is_wide and common in (torch.float16, torch.bfloat16) else common
 
+    def result_dtypes(self, common: torch.dtype) -> list[torch.dtype]:
+        """Return the dtype of each result, where tensors have the common one."""
+        return [dtype or common for dtype in self.out_dtypes] or [common] * self.num_outputs
+
     def to_json(self) -> dict[str, Any]:
         """Return what from_json needs, without what is as usual; of a user's fallback, a name in this process."""
         written = {

@@ -252,7 +252,7 @@ def infer_typing(group: FusionGroup, inputs: Sequence[InputSpec | None], default
             continue
         try:
             common = _common_dtype(application, values, ranks, default_dtype)
-            dtypes = [dtype or common for dtype in function.out_dtypes] or [common] * function.num_outputs
+            dtypes = function.result_dtypes(common)
             for dtype in dtypes:
                 dtype_info(dtype)
             if function.reduction is not None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from fuser.application import Application
-from fuser.cxx.functor import EntryParameter, Functor, Role, parse_functor
+from fuser.cxx.functor import Role, parse_functor
 from fuser.dtypes import dtype_info
 from fuser.errors import EagerDerivativeError, NotDifferentiableError
 from fuser.function import Function, Isolation
@@ -272,7 +272,7 @@ def _hand_written(function: Function, wanted: tuple[int, ...], outputs: tuple[in
     from fuser.autodiff.derivative import Derived  # noqa: PLC0415
 
     assert function.backward is not None, "the caller checked"
-    backward, parameters = function.backward, _parameters(function.functor)
+    backward, parameters = function.backward, function.functor.inputs
     slots = {parameter.name: slot for slot, parameter in enumerate(parameters)}
     tensor_places = [slots[parameter.name] for parameter in function.functor.tensors]
     for slot in wanted:
@@ -293,7 +293,7 @@ def _hand_written(function: Function, wanted: tuple[int, ...], outputs: tuple[in
     tensors = iter([bind(*operand) for operand in backward.operands(function.functor)])
     arguments = tuple(
         ("argument", slots[parameter.name]) if parameter.role is Role.SCALAR else next(tensors)
-        for parameter in _parameters(backward.functor)
+        for parameter in backward.functor.inputs
     )
     made = {tensor_places[slot]: out for out, slot in enumerate(backward.targets)}
     return Derived(backward.functor, arguments, tuple(made.get(slot) for slot in wanted), ())
@@ -387,7 +387,7 @@ class _Writer:
         functor, forward = step.derived.functor, self.group.applications[step.index].function
         handles = {
             parameter.name: self._operand(step, incoming, *bound)
-            for parameter, bound in zip(_parameters(functor), step.derived.arguments, strict=True)
+            for parameter, bound in zip(functor.inputs, step.derived.arguments, strict=True)
         }
         hand_written = forward.backward
         unpromoted = forward.unpromoted if hand_written is None else hand_written.unpromoted(forward)
@@ -437,7 +437,7 @@ def _arguments(application: Application) -> tuple[int, ...]:
     tensors, scalars = iter(application.tensors), iter(application.scalars)
     bound = len(application.tensors)
     values = []
-    for parameter in _parameters(application.function.functor):
+    for parameter in application.function.functor.inputs:
         if parameter.role is Role.SCALAR:
             values.append(next(scalars))
         elif bound:
@@ -450,15 +450,11 @@ def _argument_types(application: Application, index: int, typing: Typing) -> tup
     unpromoted = application.function.unpromoted
     scalars = frozenset(application.scalars)
     compute = _compute_dtype(typing, index)
-    names = [parameter.name for parameter in _parameters(application.function.functor)]
+    names = [parameter.name for parameter in application.function.functor.inputs]
     return tuple(
         dtype_info(typing.values[value]).compute_dtype if value in scalars or name in unpromoted else compute
         for name, value in zip(names, _arguments(application), strict=False)
     )
-
-
-def _parameters(functor: Functor) -> list[EntryParameter]:
-    return [parameter for parameter in functor.parameters if parameter.role is not Role.OUTPUT]
 
 
 def _compute_dtype(typing: Typing, index: int) -> torch.dtype:

@@ -53,8 +53,7 @@ def _cuts_off(functor: Functor, compute: torch.dtype) -> bool:
     # The translation is a third of fuser, and most texts hold no integers.
     from fuser.eager.translation import translate  # noqa: PLC0415
 
-    inputs = [item for item in functor.parameters if item.role is not Role.OUTPUT]
-    types = [compute if item.role is Role.TENSOR else _number_for(item.type) for item in inputs]
+    types = [compute if item.role is Role.TENSOR else _number_for(item.type) for item in functor.inputs]
     try:
         module = translate(functor, compute, tuple(types)).graph_module
     except UntranslatableError:

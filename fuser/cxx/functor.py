@@ -105,16 +105,19 @@ class Functor:
     # Where the text does not parse, in the order of the text.
     problems: tuple[Problem, ...] = field(compare=False)
 
-    # The parameters bound to tensors, those bound to named scalars, and the ``T&``, each in order; there are none of
-    # the last where the entry returns its only result.
+    # The parameters bound to tensors, those bound to named scalars, both of them, and the ``T&``, each in order; there
+    # are none of the last where the entry returns its only result.
     tensors: tuple[EntryParameter, ...] = field(init=False, compare=False, repr=False)
     scalars: tuple[EntryParameter, ...] = field(init=False, compare=False, repr=False)
+    inputs: tuple[EntryParameter, ...] = field(init=False, compare=False, repr=False)
     outputs: tuple[EntryParameter, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         """Sort the parameters, which is asked for again and again."""
-        for name, role in (("tensors", Role.TENSOR), ("scalars", Role.SCALAR), ("outputs", Role.OUTPUT)):
-            object.__setattr__(self, name, tuple(item for item in self.parameters if item.role is role))
+        bound = (Role.TENSOR, Role.SCALAR)
+        kinds = {"tensors": bound[:1], "scalars": bound[1:], "inputs": bound, "outputs": (Role.OUTPUT,)}
+        for name, roles in kinds.items():
+            object.__setattr__(self, name, tuple(item for item in self.parameters if item.role in roles))
 
     @property
     def shadows(self) -> bool:

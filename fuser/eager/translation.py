@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from fuser.config import config
-from fuser.cxx.functor import Functor, Role
+from fuser.cxx.functor import Functor
 from fuser.cxx.statements import Program
 from fuser.cxx.syntax import parse_program
 from fuser.dtypes import dtype_info, number_dtype
@@ -140,8 +140,7 @@ def _translate(
 ) -> Translation:
     graph = fx.Graph()
     arguments = []
-    parameters = [parameter for parameter in functor.parameters if parameter.role is not Role.OUTPUT]
-    for slot, (parameter, kind) in enumerate(zip(parameters, types, strict=False)):
+    for slot, (parameter, kind) in enumerate(zip(functor.inputs, types, strict=False)):
         # With the slot, no name of C++ is one that Python or fx keeps for itself ("lambda", "self", "torch"). C++ has
         # characters in names that Python has not: "$x", or a letter by its number.
         name = re.sub(r"\W", "_", parameter.name or "unnamed")

@@ -144,27 +144,20 @@ def load_source(
     translation = translate(functor, compute, types, differentiable=True)
     if translation.graph_module is None:
         raise DataDependentError(f"{functor.entry} has no derivative in one piece: {translation.data_dependent}")
-    parameters = [item for item in functor.parameters if item.role is not Role.OUTPUT]
-    inputs, values = import_graph(translation.graph_module.graph, [item.name for item in parameters], Builder())
-    return _source(functor, compute, parameters, inputs, values)
+    names = [item.name for item in functor.inputs]
+    inputs, values = import_graph(translation.graph_module.graph, names, Builder())
+    return _source(functor, compute, inputs, values)
 
 
 def _source_of_op(
     form: Callable[..., Expr], functor: Functor, compute: torch.dtype, types: tuple[torch.dtype, ...]
 ) -> ReadFunctor:
     builder = Builder()
-    parameters = [item for item in functor.parameters if item.role is not Role.OUTPUT]
-    inputs = [builder.input(item.name, dtype) for item, dtype in zip(parameters, types, strict=True)]
-    return _source(functor, compute, parameters, inputs, [form(*inputs)])
+    inputs = [builder.input(item.name, dtype) for item, dtype in zip(functor.inputs, types, strict=True)]
+    return _source(functor, compute, inputs, [form(*inputs)])
 
 
-def _source(
-    functor: Functor,
-    compute: torch.dtype,
-    parameters: Sequence[EntryParameter],
-    inputs: Sequence[Expr],
-    values: Sequence[Expr],
-) -> ReadFunctor:
+def _source(functor: Functor, compute: torch.dtype, inputs: Sequence[Expr], values: Sequence[Expr]) -> ReadFunctor:
     values, inputs = _as_declared(values, inputs, {item.name for item in functor.scalars})
     names = [item.name for item in functor.outputs] or ["out"]
     outputs = [value.to(compute) if is_continuous(value.dtype) else value for value in values]
@@ -172,7 +165,7 @@ def _source(
         name=functor.entry,
         template=functor.template_parameters[0],
         compute=compute,
-        parameters=tuple(parameters[: len(inputs)]),
+        parameters=functor.inputs[: len(inputs)],
         inputs=tuple(inputs),
         outputs=tuple(zip(names, outputs, strict=True)),
     )
