@@ -25,6 +25,7 @@ __all__ = [
     "cpp_scalar_type",
     "dtype_info",
     "fits_in_word",
+    "is_continuous",
     "is_representable",
     "number_dtype",
     "number_kind",
@@ -146,9 +147,14 @@ def _combine(stronger: torch.dtype, weaker: torch.dtype) -> torch.dtype:
     return stronger
 
 
+def is_continuous(dtype: torch.dtype) -> bool:
+    """Whether a dtype is a floating-point or complex one, whose values have derivatives."""
+    return dtype.is_floating_point or dtype.is_complex
+
+
 def to_floating(dtype: torch.dtype, default: torch.dtype) -> torch.dtype:
     """Return ``dtype``, or ``default`` (torch's default dtype) in place of an integral one."""
-    return dtype if dtype.is_floating_point or dtype.is_complex else default
+    return dtype if is_continuous(dtype) else default
 
 
 def number_dtype(kind: type, default: torch.dtype) -> torch.dtype:
@@ -193,7 +199,7 @@ def is_representable(number: bool | int | float | complex, dtype: torch.dtype) -
         return number.imag == 0 and is_representable(number.real, dtype)
     # An int may be too large to be asked as a float.
     is_finite = isinstance(number, int) or math.isfinite(number)
-    if dtype.is_floating_point or dtype.is_complex:
+    if is_continuous(dtype):
         return not is_finite or abs(number) <= torch.finfo(dtype).max
     if not is_finite:
         return not math.isnan(number)

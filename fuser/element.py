@@ -8,7 +8,7 @@ import torch
 
 from fuser.cxx.functor import Functor, Role
 from fuser.cxx.quick import QUICK
-from fuser.dtypes import Rank, cpp_scalar_type, dtype_info
+from fuser.dtypes import Rank, cpp_scalar_type, dtype_info, is_continuous
 from fuser.function import Function, Isolation
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import ArgSpec, Typing
@@ -93,8 +93,7 @@ class ElementWriter:
         }
 
     def _is_inexact(self, value: int) -> bool:
-        dtype = self.typing.values[value]
-        return dtype.is_floating_point or dtype.is_complex
+        return is_continuous(self.typing.values[value])
 
     def parameters(self) -> list[str]:
         """Return the element function's parameters: the inputs and indices, then the outputs."""

@@ -31,6 +31,7 @@ from fuser.cxx.nodes import (
 )
 from fuser.cxx.statements import Declaration, Declarator, Evaluate, Return
 from fuser.cxx.syntax import parse_program
+from fuser.dtypes import is_continuous
 from fuser.errors import FunctorError, UntranslatableError
 from fuser.graph import FusionGroup
 
@@ -57,7 +58,7 @@ def follow_sums(group: FusionGroup, summed: frozenset[int]) -> tuple[tuple[bool,
         if item.function.reshapes:
             return (), index
         dtypes = [dtype for dtype in item.function.out_dtypes if dtype is not None]
-        is_real = all(dtype.is_floating_point or dtype.is_complex for dtype in dtypes)
+        is_real = all(is_continuous(dtype) for dtype in dtypes)
         taken = tuple(values[value] for value in item.tensors)
         if any(values[value] for value in item.scalars) or (any(taken) and not is_real):
             return (), index

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from fuser.dtypes import is_continuous
 from fuser.eager_reduction import EagerReduction, EagerText
 from fuser.errors import ArgumentError, UnsupportedError, UntranslatableError
 from fuser.function import Function
@@ -107,7 +108,7 @@ def _make_trial(
 
 def _make_elements(dtype: torch.dtype, slot: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(slot)
-    if not (dtype.is_floating_point or dtype.is_complex):
+    if not is_continuous(dtype):
         return torch.randint(-9, 10, (_COUNT,), generator=generator).to(dtype)
     elements = torch.randn(_COUNT, dtype=dtype, generator=generator)
     special = torch.tensor(_SPECIAL, dtype=dtype).roll(slot)

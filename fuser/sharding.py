@@ -29,6 +29,7 @@ from fuser import library
 from fuser.autodiff import pull_back as _pull_back  # noqa: F401 - defines an operator
 from fuser.compiler import registered
 from fuser.config import config
+from fuser.dtypes import is_continuous
 from fuser.errors import DeviceError, ShapeError
 from fuser.fallback import Fallback
 from fuser.in_parts import run_around
@@ -123,7 +124,7 @@ def _share(spec: KernelSpec, tensors: Mapping[int, DTensor], described: Sequence
     layouts = infer_layouts(spec.group, value_layouts(described))
     made = [layouts[value] for value in spec.group.outputs]
     dtypes = [item.dtype for item in described if item.dtype is not None]
-    are_real = all(dtype.is_floating_point or dtype.is_complex for dtype in dtypes)
+    are_real = all(is_continuous(dtype) for dtype in dtypes)
     chosen = []
     mesh = next(iter(tensors.values())).device_mesh
     for dim in range(mesh.ndim):

@@ -17,7 +17,7 @@ import torch
 
 from fuser.application import Application
 from fuser.cxx.functor import Role, parse_functor
-from fuser.dtypes import dtype_info
+from fuser.dtypes import dtype_info, is_continuous
 from fuser.errors import EagerDerivativeError, NotDifferentiableError
 from fuser.function import Function, Isolation
 from fuser.graph import FusionGroup, GroupBuilder
@@ -74,11 +74,11 @@ class DerivedGroup:
 
 def find_differentiable(group: FusionGroup, typing: Typing, inputs: Collection[int]) -> frozenset[int]:
     """Return the values of floating or complex dtype that depend on ``inputs`` through such values only."""
-    found = {value for value in inputs if _is_continuous(typing.values[value])}
+    found = {value for value in inputs if is_continuous(typing.values[value])}
     for application, offset in zip(group.applications, group.value_offsets(), strict=True):
         if not found.isdisjoint((*application.tensors, *application.scalars)):
             made = range(offset, offset + application.function.num_outputs)
-            found |= {value for value in made if _is_continuous(typing.values[value])}
+            found |= {value for value in made if is_continuous(typing.values[value])}
     return frozenset(found)
 
 
@@ -424,7 +424,7 @@ class _Writer:
 
     def _dtype(self, value: int, is_done: bool) -> torch.dtype | None:
         dtype = self.typing.values[value]
-        if not _is_continuous(dtype):
+        if not is_continuous(dtype):
             return None
         return dtype if is_done else dtype_info(dtype).compute_dtype
 
@@ -459,7 +459,3 @@ def _argument_types(application: Application, index: int, typing: Typing) -> tup
 
 def _compute_dtype(typing: Typing, index: int) -> torch.dtype:
     return dtype_info(typing.common[index]).compute_dtype
-
-
-def _is_continuous(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point or dtype.is_complex

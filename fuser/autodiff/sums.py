@@ -11,7 +11,7 @@ import torch
 from fuser.combining import Reduction
 from fuser.compiler import register
 from fuser.cxx.functor import Functor
-from fuser.dtypes import dtype_info
+from fuser.dtypes import dtype_info, is_continuous
 from fuser.fallback import Fallback
 from fuser.function import Function
 from fuser.graph import FusionGroup, GroupBuilder
@@ -63,7 +63,7 @@ def find_sum(group: FusionGroup, typing: Typing, specs: Sequence[InputSpec | Non
     if any(item.function.reshapes for item in before) or min(group.outputs) < first:
         return None
     dtypes = reduction.accumulators(dtype_info(typing.common[-1]).compute_dtype)
-    if not all(dtype.is_floating_point or dtype.is_complex for dtype in dtypes):
+    if not all(is_continuous(dtype) for dtype in dtypes):
         # Integers lose what the derivative is of.
         return None
     mapped = replace(last.function, op=None, reduction=None, out_dtypes=typing.values[first:])

@@ -16,6 +16,7 @@ from fuser.codegen import KernelSource
 from fuser.compiler import register
 from fuser.debug import kernel_sources
 from fuser.disk_cache import scratch_folder
+from fuser.dtypes import is_continuous
 from fuser.errors import FuserError
 from fuser.graph import FusionGroup
 from fuser.jit_function import JitFunction
@@ -48,7 +49,7 @@ def show(function: JitFunction, device: str, dtype: torch.dtype, target: str, *,
     failures: list[FuserError] = []
     yield from _show_group("kernel", spec.group, dtype, device, target, failures, assembly=assembly)
     for item in inputs:
-        if isinstance(item, torch.Tensor) and (dtype.is_floating_point or dtype.is_complex):
+        if isinstance(item, torch.Tensor) and is_continuous(dtype):
             item.requires_grad_()
     try:
         case = find_case(spec, inputs)

@@ -16,6 +16,7 @@ from torch import fx
 
 from fuser.cxx.builtin_types import dtype_named
 from fuser.cxx.functor import Functor, Role
+from fuser.dtypes import is_continuous
 from fuser.errors import UntranslatableError
 
 __all__ = ["cuts_off_fractions"]
@@ -71,8 +72,7 @@ def _number_for(name: str) -> torch.dtype:
 
 
 def _is_real(node: fx.Node) -> bool:
-    kind: torch.dtype = node.meta["dtype"]
-    return kind.is_floating_point or kind.is_complex
+    return is_continuous(node.meta["dtype"])
 
 
 def _comes_from_real(node: object) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from fuser.dtypes import is_continuous
 from fuser.eager.data import Data, Value, emit, round_to, storage_dtype
 
 __all__ = ["common_type", "convert", "mask_to", "promote_integer", "shift_right_unsigned"]
@@ -21,7 +22,7 @@ _MASKS = {torch.uint16: 0xFFFF, torch.uint32: 0xFFFFFFFF}
 
 def promote_integer(dtype: torch.dtype) -> torch.dtype:
     """Return the type of `+x`: int for bool and what is shorter than int."""
-    if dtype.is_floating_point or dtype.is_complex or dtype in _RANK:
+    if is_continuous(dtype) or dtype in _RANK:
         return dtype
     return torch.int32
 
@@ -67,7 +68,7 @@ def convert(value: Value, dtype: torch.dtype) -> Value:
 def _convert_number(number: Any, source: torch.dtype, dtype: torch.dtype) -> Any:
     if source.is_complex and not dtype.is_complex and dtype is not torch.bool:
         number = number.real
-    if not isinstance(number, float) or dtype is torch.bool or dtype.is_floating_point or dtype.is_complex:
+    if not isinstance(number, float) or dtype is torch.bool or is_continuous(dtype):
         return round_to(number, dtype)
     if dtype is torch.uint64 and number >= 2.0**63:
         return round_to(_cut_off(number - 2.0**63, 63) ^ _TOP, dtype)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from fuser.dtypes import is_continuous
 from fuser.eager.data import WHOLE_FUNCTIONS, Data, Value, constant, emit, is_number, storage_dtype
 from fuser.eager.promotion import common_type, convert, mask_to, promote_integer, shift_right_unsigned
 
@@ -48,7 +49,7 @@ def unary(op: str, a: Value) -> Value:
     a = convert(a, promote_integer(a.dtype))
     if op == "+":
         return a
-    is_integer = not (a.dtype.is_floating_point or a.dtype.is_complex)
+    is_integer = not is_continuous(a.dtype)
     if op == "~" and not is_integer:
         raise TypeError(f"no operator ~ for {_name(a.dtype)}")
     if a.is_constant:
@@ -69,7 +70,7 @@ def binary(op: str, a: Value, b: Value) -> Value:
     if op in ("<<", ">>"):
         return _shift(op, a, b)
     dtype = common_type(a.dtype, b.dtype)
-    is_integer = not (dtype.is_floating_point or dtype.is_complex)
+    is_integer = not is_continuous(dtype)
     if (op in "%&|^" and not is_integer) or (op in ("<", "<=", ">", ">=") and dtype.is_complex):
         raise TypeError(f"no operator {op} for {_name(a.dtype)} and {_name(b.dtype)}")
     if dtype.is_complex:
@@ -137,7 +138,7 @@ def _flip(data: Data) -> Data:
 
 def _shift(op: str, a: Value, b: Value) -> Value:
     a = convert(a, promote_integer(a.dtype))
-    if any(v.dtype.is_floating_point or v.dtype.is_complex for v in (a, b)):
+    if any(is_continuous(v.dtype) for v in (a, b)):
         raise TypeError(f"no operator {op} for {_name(a.dtype)} and {_name(b.dtype)}")
     if a.is_constant and b.is_constant:
         inside = 0 <= b.data < 8 * a.dtype.itemsize

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 
+from fuser.dtypes import is_continuous
 from fuser.ops.calls import DEVICE_TYPE, Binder, OpCall, asking, find_numerics, is_number, known_of
 from fuser.ops.elementary import clamp_to_numbers
 from fuser.ops.index import index_function
@@ -68,7 +69,7 @@ def _bind_total(name: str) -> Binder:
     def bind(input: Any, dim: Any = None, keepdim: Any = False, *, dtype: Any = None) -> OpCall | None:  # noqa: A002
         if dtype is not None:
             # What it adds up in and what it returns are the same, but for small integers.
-            is_known = isinstance(dtype, torch.dtype) and (dtype.is_floating_point or dtype.is_complex)
+            is_known = isinstance(dtype, torch.dtype) and is_continuous(dtype)
             known = known_of(input)
             is_narrow = known is not None and known.dtype in (torch.float16, torch.bfloat16)
             if is_narrow and dtype is torch.float32 and f"{name}_wide" in REDUCTIONS:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fuser.autodiff.derivative.expression import Expr
-from fuser.autodiff.derivative.operations import BOOLEAN, is_continuous
+from fuser.autodiff.derivative.operations import BOOLEAN
 from fuser.autodiff.derivative.rules import Edge, Unsupported, edges
+from fuser.dtypes import is_continuous
 from fuser.errors import NotDifferentiableError
 
 __all__ = ["Activity"]

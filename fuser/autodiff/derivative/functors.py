@@ -13,12 +13,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fuser.autodiff.derivative.expression import Builder, Expr, topological
 from fuser.autodiff.derivative.forward import differentiate_forward
 from fuser.autodiff.derivative.importing import import_graph
-from fuser.autodiff.derivative.operations import is_continuous
 from fuser.autodiff.derivative.reverse import differentiate_reverse
 from fuser.autodiff.derivative.simplify import multiply_by_reciprocals, simplify
 from fuser.autodiff.derivative.text import Names, emit_functor
 from fuser.autodiff.derivative.torch_ops import DIFFERENTIATED_AS
 from fuser.cxx.functor import EntryParameter, Functor, Role, parse_functor
+from fuser.dtypes import is_continuous
 from fuser.eager.translation import translate
 from fuser.errors import DataDependentError, NotDifferentiableError
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from fuser.dtypes import is_continuous
 from fuser.eager.data import round_to
 from fuser.eager.math.functions import NamedFunction
 
@@ -19,7 +20,6 @@ __all__ = [
     "apply",
     "count_static",
     "fold",
-    "is_continuous",
     "result_dtype",
     "typed_number",
 ]
@@ -42,11 +42,6 @@ _OVERLOADS = {
     "pow": "pow.Tensor_Tensor",
     "where": "where.self",
 }  # fmt: skip
-
-
-def is_continuous(dtype: torch.dtype) -> bool:
-    """Whether values of a type have derivatives: it is a floating point or complex one."""
-    return dtype.is_floating_point or dtype.is_complex
 
 
 def count_static(op: str) -> int:
@@ -96,7 +91,7 @@ def fold(
     op: str, static: Sequence[Any], values: Sequence[Number], dtypes: Sequence[torch.dtype], dtype: torch.dtype
 ) -> Number | None:
     """Return an operation's result on numbers of ``dtypes``; None where it is left to the compiled text."""
-    if op == "convert" and not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool):
+    if op == "convert" and not (is_continuous(dtype) or dtype is torch.bool):
         low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
         if isinstance(values[0], complex) or not math.isfinite(values[0]) or not low <= int(values[0]) <= high:
             return None

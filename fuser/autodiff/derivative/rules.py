@@ -11,7 +11,7 @@ from functools import partial
 
 from fuser.autodiff.derivative.expression import Expr
 from fuser.autodiff.derivative.formulas import CONSTANT, PARTIALS, UNARY
-from fuser.autodiff.derivative.operations import is_continuous
+from fuser.dtypes import is_continuous
 
 __all__ = ["Edge", "Unsupported", "edges"]
 

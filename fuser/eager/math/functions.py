@@ -17,6 +17,7 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fuser.dtypes import is_continuous
 from fuser.eager.data import WHOLE_FUNCTIONS, Data, Value, add_node, as_node, constant, storage_dtype
 from fuser.eager.math import real
 from fuser.eager.math.bessel import BESSEL, bessel_j, bessel_y
@@ -140,7 +141,7 @@ def _compute(formula: Callable[..., Any], arguments: Sequence[Value]) -> tuple[V
     with _disable_current_modes() if all_constant else nullcontext():
         terms = [Term(value) for value in arguments]
         if all_constant:
-            first = next((i for i, v in enumerate(arguments) if v.dtype.is_floating_point or v.dtype.is_complex), 0)
+            first = next((i for i, v in enumerate(arguments) if is_continuous(v.dtype)), 0)
             terms[first] = _as_tensor(arguments[first])
         found = formula(*terms)
         values = tuple(term.value for term in (found if isinstance(found, tuple) else (found,)))
