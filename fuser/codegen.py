@@ -7,7 +7,7 @@ The text has four parts: the dialect's prelude, each functor's text in a namespa
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -29,7 +29,7 @@ from fuser.plain_texts import count_names
 if TYPE_CHECKING:
     from fuser.row_parts import RowPart, RowPass, Table
 
-__all__ = ["KERNEL_NAME", "Dialect", "KernelSource", "Loop", "Operand", "RowLoop", "build_source"]
+__all__ = ["KERNEL_NAME", "Dialect", "KernelSource", "Loop", "Operand", "RowLoop", "build_source", "indent"]
 
 KERNEL_NAME = "fuser_kernel"
 # What a functor says of warnings ends with it; each compiler knows one of the two.
@@ -162,6 +162,15 @@ class RowLoop:
         """Return the operands that a part reads or writes."""
         names = {*part.reads, *part.writes}
         return tuple(operand for operand in self.operands if operand.variable in names)
+
+    def full(self, part: RowPart) -> list[Operand]:
+        """Return the operands of a part that have an element for each of a row."""
+        return [item for item in self.used_by(part) if item.variable not in self.per_row]
+
+    @property
+    def combining(self) -> list[int]:
+        """The passes that have accumulators."""
+        return [level for level, step in enumerate(self.passes) if step.accumulators]
 
     @property
     def row_values(self) -> tuple[str, ...]:
@@ -519,6 +528,11 @@ def emit_element(writer: ElementWriter) -> str:
     parameters = ", ".join(writer.parameters())
     template = "template <typename D> " if writer.divides else ""
     return f"\n{template}FUSER_INLINE void fuser_element({parameters}) {{\n{body}\n}}\n"
+
+
+def indent(lines: Iterable[str], depth: int = 1) -> list[str]:
+    """Return lines with spaces before them; the preprocessor's stay where they are."""
+    return [line if line.startswith("#") or not line else "  " * depth + line for line in lines]
 
 
 def _field_type(kind: type) -> str:

@@ -6,7 +6,7 @@ beside each other along a second one. Operands that are not dense along the rows
 
 from __future__ import annotations
 
-from fuser.codegen import KERNEL_NAME, Dialect, Loop, Operand, RowLoop
+from fuser.codegen import KERNEL_NAME, Dialect, Loop, Operand, RowLoop, indent
 from fuser.cpu.prelude import emit_prelude
 from fuser.list_text import emit_lists
 
@@ -73,7 +73,7 @@ def _linear_range(loop: Loop) -> list[str]:
         "// Elements begin to end.",
         f"{_FUNCTION} fuser_range(const fuser_args a, int64_t begin, int64_t end) {{",
         *pointers,
-        *_indent(_row(loop, "begin", "end")),
+        *indent(_row(loop, "begin", "end")),
         "}",
     ]
 
@@ -108,7 +108,7 @@ def _row(loop: Loop, begin: str, end: str) -> list[str]:
         # One loop for each exponent with a formula, and one for the others.
         number = dict(loop.numbers)[loop.exponent]
         head = f"fuser_by_exponent({number}, [&](const auto exponent) __attribute__((always_inline)) {{"
-        rows = [head, *_indent(rows), "});"]
+        rows = [head, *indent(rows), "});"]
     return [*lines, *rows]
 
 
@@ -122,7 +122,7 @@ def _rows(loop: Loop) -> list[str]:
         f"{_FUNCTION} fuser_rows(const fuser_args a, int64_t row, int64_t rows, const int64_t* jump,",
         f"    {', '.join(pointers)}) {{",
         "  for (int64_t j = 0; j < rows; ++j) {",
-        *_indent(_indent(_row(loop, "0", "row"))),
+        *indent(_row(loop, "0", "row"), 2),
         *(f"    {line}" for line in jumps),
         "  }",
         "}",
@@ -190,7 +190,7 @@ def _entry(loop: Loop) -> list[str]:
         f'extern "C" void {KERNEL_NAME}(const fuser_args* args, int threads) {{',
         "  const fuser_args& a = *args;",
         *(f"  {line}" for line in hints),
-        *([] if loop.is_linear else _indent(tiles)),
+        *([] if loop.is_linear else indent(tiles)),
         "  // Even a region of one thread costs as much as a small kernel.",
         f"  if (threads == 1) return fuser_range({arguments}, 0, {total});",
         "#ifdef _OPENMP",
@@ -218,10 +218,6 @@ def edge(loop: Loop) -> int:
 def _pointer(operand: Operand) -> str:
     # Also a counter's numbers are in its buffer, if it has one.
     return f"const {operand.info.storage}*" if operand.is_counter and operand.inner == BUFFERED else operand.pointer
-
-
-def _indent(lines: list[str]) -> list[str]:
-    return [line if line.startswith("#") else f"  {line}" for line in lines]
 
 
 def _emit_rows(loop: RowLoop) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
-from fuser.codegen import Operand, RowLoop
+from fuser.codegen import Operand, RowLoop, indent
 from fuser.combining import BATCH
 from fuser.kernel_spec import CPU_LANES
 from fuser.row_parts import RowPart, RowPass
 
-__all__ = ["QUARTER", "UNIT", "RowBatch", "indent"]
+__all__ = ["QUARTER", "UNIT", "RowBatch"]
 
 # Elements of a row, or rows of parts, that two levels of the tree make one.
 QUARTER = 4
@@ -111,10 +111,6 @@ class RowBatch(ABC):
         # Pointers of their own: those in the struct could change with every element that is written.
         return [f"const auto kept_{name} = kept.{name}{move};" for name in self.apart]
 
-    def full(self, part: RowPart) -> list[Operand]:
-        """Return the operands of a part that have an element for each of a row."""
-        return [item for item in self.loop.used_by(part) if item.variable not in self.loop.per_row]
-
     def call(
         self, part: RowPart, index: str, kept: str, known: dict[str, str], name: str = "{0}", *, is_dense: bool = False
     ) -> str:
@@ -129,7 +125,7 @@ class RowBatch(ABC):
             is_dense: whether operands lie densely, whatever their strides: they are buffers.
         """
         known = dict(known)
-        for item in self.full(part):
+        for item in self.loop.full(part):
             own, stride = name.format(item.name), "1" if is_dense else self.stride(item, self.inner)
             if stride == "0" and not item.is_output:
                 known.setdefault(item.variable, name.format(item.variable))
@@ -146,11 +142,6 @@ class RowBatch(ABC):
         """Write what neighbours share."""
         return [
             f"const auto {name.format(item.variable)} = fuser_to_compute({name.format(item.name)}[0]);"
-            for item in self.full(part)
+            for item in self.loop.full(part)
             if self.stride(item, self.inner) == "0" and not item.is_output
         ]
-
-
-def indent(lines: Iterable[str]) -> list[str]:
-    """Indent lines of C++, but no directive."""
-    return [line if line.startswith("#") else f"  {line}" for line in lines]

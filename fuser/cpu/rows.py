@@ -6,8 +6,8 @@ them. Threads take tiles, or, where those are few, batches.
 
 from __future__ import annotations
 
-from fuser.codegen import KERNEL_NAME, Operand, RowLoop
-from fuser.cpu.row_batch import UNIT, RowBatch, indent
+from fuser.codegen import KERNEL_NAME, Operand, RowLoop, indent
+from fuser.cpu.row_batch import UNIT, RowBatch
 from fuser.cpu.rows_across import AcrossBatch
 from fuser.cpu.rows_along import AlongBatch
 from fuser.cpu.rows_ordered import OrderedAcross, OrderedAlong
@@ -107,7 +107,7 @@ class _RowLoopWriter:
     # --- tiles -------------------------------------------------------------------------------------------------------
     def tiles(self) -> list[str]:
         """Write the function that runs some tiles, all passes of each."""
-        blocks = [f"  fuser_block{level} block{level};" for level in self._with_totals()]
+        blocks = [f"  fuser_block{level} block{level};" for level in self.loop.combining]
         return [
             "",
             "// Tiles begin to end.",
@@ -120,7 +120,7 @@ class _RowLoopWriter:
 
     def shared_batches(self) -> list[str]:
         """Write the function that runs all tiles, one after another, the threads sharing each pass's batches."""
-        levels = self._with_totals()
+        levels = self.loop.combining
         if not levels:
             return []
         lines = ["", "#ifdef _OPENMP"]
@@ -145,9 +145,6 @@ class _RowLoopWriter:
             "}",
             "#endif",
         ]
-
-    def _with_totals(self) -> list[int]:
-        return [level for level, step in enumerate(self.loop.passes) if step.accumulators]
 
     def _each_tile(self, begin: str, end: str, *, is_shared: bool) -> list[str]:
         # The walk over tiles, and in each over the passes.
@@ -262,7 +259,7 @@ class _RowLoopWriter:
             f"  const int64_t tiles = {tiles};",
             "  if (threads == 1) return fuser_range(a, rows, 0, tiles);",
             "#ifdef _OPENMP",
-            *([f"  const int64_t batches = {self.batch.count()};", share] if self._with_totals() else []),
+            *([f"  const int64_t batches = {self.batch.count()};", share] if self.loop.combining else []),
             "#pragma omp parallel num_threads(threads)",
             "  {",
             "    const int64_t share = (tiles + omp_get_num_threads() - 1) / omp_get_num_threads();",

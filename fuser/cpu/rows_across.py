@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fuser.codegen import RowLoop
+from fuser.codegen import RowLoop, indent
 from fuser.combining import BATCH
-from fuser.cpu.row_batch import QUARTER, RowBatch, indent
+from fuser.cpu.row_batch import QUARTER, RowBatch
 from fuser.kernel_spec import CPU_LANES
 from fuser.row_parts import RowPart, RowPass
 
@@ -56,13 +56,13 @@ class AcrossBatch(RowBatch):
             *([] if step.decides else indent(self._whole(step, element, known))),
             "  if (!is_whole) {",
             "    for (int64_t i = 0; i < count; ++i) {",
-            *indent(indent(indent(self.one("first + done + i", element, known | leaf)))),
+            *indent(indent(self.one("first + done + i", element, known | leaf)), 2),
             "    }",
-            *indent(indent(self._few(step))),
+            *indent(self._few(step), 2),
             "  }",
             f"  for (int64_t number = done / {QUARTER}; number & 1; number /= 2) {{",
             "    --depth;",
-            *indent(indent(self._combine(step, "depth", "depth + 1", "depth"))),
+            *indent(self._combine(step, "depth", "depth + 1", "depth"), 2),
             "  }",
             "  ++depth;",
             "}",
@@ -72,10 +72,10 @@ class AcrossBatch(RowBatch):
     def _whole(self, step: RowPass, element: RowPart, known: dict[str, str]) -> list[str]:
         return [
             "{",
-            *indent(self.place("first + done", self.full(element), "base.{0}")),
+            *indent(self.place("first + done", self.loop.full(element), "base.{0}")),
             f"  is_whole = count == {QUARTER} && length >= {QUARTER};",
             "  if (is_whole) {",
-            *indent(indent(self._four(step, element, known))),
+            *indent(self._four(step, element, known), 2),
             "  }",
             "}",
         ]
@@ -86,7 +86,7 @@ class AcrossBatch(RowBatch):
     def one(self, number: str, element: RowPart, known: dict[str, str]) -> list[str]:
         """Write what computes one element of each row."""
         return [
-            *self.place(number, self.full(element), "base.{0}"),
+            *self.place(number, self.loop.full(element), "base.{0}"),
             *self.fixed(element),
             *self.each_row([self.call(element, "c", self._slot(number), known)]),
         ]
@@ -96,7 +96,7 @@ class AcrossBatch(RowBatch):
         lines, calls = [], []
         for own in range(QUARTER):
             name = f"{{0}}_{own}"
-            for operand in self.full(element):
+            for operand in self.loop.full(element):
                 move = f" + {own} * {self.stride(operand, 0)}" if own and self.stride(operand, 0) != "0" else ""
                 lines.append(f"const auto {name.format(operand.name)} = {operand.name}{move};")
             lines += self.fixed(element, name)
@@ -131,7 +131,7 @@ class AcrossBatch(RowBatch):
             *indent(self._combine(step, "depth", str(self.waiting), "depth")),
             "  for (number = (number + 1) / 2; number % 2 == 0; number /= 2) {",
             "    --depth;",
-            *indent(indent(self._combine(step, "depth", "depth + 1", "depth"))),
+            *indent(self._combine(step, "depth", "depth + 1", "depth"), 2),
             "  }",
             "}",
         ]

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fuser.codegen import Operand, RowLoop
-from fuser.cpu.row_batch import QUARTER, UNIT, RowBatch, indent
+from fuser.codegen import Operand, RowLoop, indent
+from fuser.cpu.row_batch import QUARTER, UNIT, RowBatch
 from fuser.row_parts import RowPart, RowPass
 
 __all__ = ["AlongBatch"]
@@ -41,7 +41,7 @@ class AlongBatch(RowBatch):
     def _results(self) -> list[Operand]:
         # What the last pass alone writes, of every element, densely along a row.
         *before, last = [step.element for step in self.loop.passes if step.element]
-        found = [item for item in self.full(last) if item.is_output and self.stride(item, 0) == "1"]
+        found = [item for item in self.loop.full(last) if item.is_output and self.stride(item, 0) == "1"]
         written = {name for part in before for name in part.writes}
         return [item for item in found if self.loop.rows.reduced == 1 and item.variable not in written]
 
@@ -91,7 +91,7 @@ class AlongBatch(RowBatch):
             f"      fuser_quarter{level}(a, {', '.join(arguments)});",
             "    }",
             f"    used = (used + {QUARTER - 1}) / {QUARTER};",
-            *indent(indent(self._end_parts(step, f"parts / {QUARTER}"))),
+            *indent(self._end_parts(step, f"parts / {QUARTER}"), 2),
             "  }",
             "  if (parts == 1) return;",
             "#pragma GCC ivdep",
@@ -114,7 +114,7 @@ class AlongBatch(RowBatch):
         """Write the walk over one row after another."""
         known = {name: name for name, _ in self.row_reads(element)}
         rows = [f"const auto {name} = state.{own}[row];" for name, own in self.row_reads(element)]
-        rows += [f"const auto row_{item.name} = {self._row_of(item)};" for item in self.full(element)]
+        rows += [f"const auto row_{item.name} = {self._row_of(item)};" for item in self.loop.full(element)]
         body = self.units(level, step, element, known) if step.accumulators else self._stretches(element, known)
         before = [*self.begin(step), *self._buffers(step, element)] if step.accumulators else []
         return [
@@ -161,7 +161,7 @@ class AlongBatch(RowBatch):
     def _stretches(self, element: RowPart, known: dict[str, str]) -> list[str]:
         return [
             "for (int64_t done = 0; done < total;) {",
-            *indent(self.place("first + done", self.full(element), "row_{0}")),
+            *indent(self.place("first + done", self.loop.full(element), "row_{0}")),
             "  const int64_t count = length < total - done ? length : total - done;",
             *indent(self.fixed(element)),
             "#pragma GCC ivdep",
@@ -223,11 +223,11 @@ class AlongBatch(RowBatch):
         return [
             f"while (done < {until}) {{",
             "  {",
-            *indent(indent(self.place("first + done", self.full(element), "row_{0}"))),
+            *indent(self.place("first + done", self.loop.full(element), "row_{0}"), 2),
             f"    const int64_t count = length < {until} - done ? length : {until} - done;",
-            *indent(indent(self.fixed(element))),
+            *indent(self.fixed(element), 2),
             f"    for (int64_t i = 0; i + {unit} <= count; i += {unit}, done += {unit}) {{",
-            *indent(indent(indent([*self.unit(step, element, known, "i + "), *join]))),
+            *indent(indent([*self.unit(step, element, known, "i + "), *join]), 2),
             "    }",
             "  }",
             f"  if (done == {until}) break;",
@@ -257,7 +257,7 @@ class AlongBatch(RowBatch):
         # In loops of one vector of the narrowest type each: a compiler takes one size of vectors
         # for a loop, and what it stores in small ones is slow to load in larger ones.
         unit, stacks = self.size(step), self._stacks(step)
-        narrowest = min((item.info.dtype.itemsize for item in self.full(element)), default=VECTOR_BYTES)
+        narrowest = min((item.info.dtype.itemsize for item in self.loop.full(element)), default=VECTOR_BYTES)
         count = min(max(self._lanes(step), VECTOR_BYTES // narrowest), unit)
         lines = [f"alignas(64) {item.type} own{item.name}[{unit}];" for item in step.accumulators if not stacks]
         made = " ".join(f"{item.type} e{item.name};" for item in step.accumulators)
@@ -289,7 +289,7 @@ class AlongBatch(RowBatch):
         # Elements that are no whole unit, with others in place of what is missing: what lies behind them in memory, or,
         # where there is nothing, the first of them, in a buffer. What is made of those is the identity.
         unit = self.size(step)
-        items = self.full(element)
+        items = self.loop.full(element)
         lines = [
             "// The end of a row, or of a stretch of it.",
             f"const int end = total - done < {unit} ? static_cast<int>(total - done) : {unit};",
@@ -339,7 +339,7 @@ class AlongBatch(RowBatch):
     def _buffers(self, step: RowPass, element: RowPart) -> list[str]:
         # What the ends of rows need: room, and the last element in memory.
         unit, lines = self.size(step), []
-        for item in self.full(element):
+        for item in self.loop.full(element):
             lines.append(f"alignas(64) {item.info.storage} buffer_{item.name}[{unit}];")
             if not item.is_output and not item.is_counter:
                 ends = (f"(a.size[{dim}] - 1) * {self.stride(item, dim)}" for dim in range(self.loop.rank))

@@ -8,8 +8,8 @@ single elements.
 
 from __future__ import annotations
 
-from fuser.codegen import RowLoop
-from fuser.cpu.row_batch import QUARTER, indent
+from fuser.codegen import RowLoop, indent
+from fuser.cpu.row_batch import QUARTER
 from fuser.cpu.rows_across import AcrossBatch
 from fuser.cpu.rows_along import AlongBatch
 from fuser.row_parts import RowPart, RowPass
@@ -59,7 +59,7 @@ class OrderedAlong(AlongBatch):
         vector = self.width * self.halves
         # Where stretches end in the middle of a unit, each goes through buffers.
         is_dense = self.loop.rows.reduced == 1
-        here = [*self.place("first + done", self.full(element), "row_{0}"), *self.fixed(element)]
+        here = [*self.place("first + done", self.loop.full(element), "row_{0}"), *self.fixed(element)]
         whole = [*here, *self.unit(step, element, known, "")] if is_dense else self.end(step, element, known)
         upper = "upper{{0}}[{} * {} + c]".format
         above, below = upper("level", sums), upper("(level - 1)", sums)
@@ -87,14 +87,14 @@ class OrderedAlong(AlongBatch):
             "  const int64_t stop = i + each < fours ? i + each : fours;",
             "  const bool is_full = i + each <= fours;",
             f"  for (; i < stop; ++i, done += {unit}) {{",
-            *indent(indent([*whole, *self._halve(step)])),
-            *indent(indent(self._each(sums, [self._add(step, "sum{0}[c]", "own{0}[c]")]))),
+            *indent([*whole, *self._halve(step)], 2),
+            *indent(self._each(sums, [self._add(step, "sum{0}[c]", "own{0}[c]")]), 2),
             "  }",
             "  if (!is_full) break;",
             *indent(self._move(step, sums, first, "sum{0}[c]")),
             f"  for (int level = 1; level < {LEVELS - 1}; ++level) {{",
             "    if (i & ((each - 1) << (level * power))) break;",
-            *indent(indent(self._move(step, sums, above, below))),
+            *indent(self._move(step, sums, above, below), 2),
             "  }",
             "}",
             f"for (int level = 0; level < {LEVELS - 1} && fours >= each; ++level) {{",
@@ -171,7 +171,7 @@ class OrderedAcross(AcrossBatch):
         one = [f"{item.type} e{item.name};" for item in step.accumulators]
         to = {f"m{item.name}": f"e{item.name}" for item in step.accumulators}
         one.append(self.call(element, "c", f"i * {self.lanes} + c", known | to))
-        place = self.place("i", self.full(element), "base.{0}")
+        place = self.place("i", self.loop.full(element), "base.{0}")
         cleared = [f"{below.format(item.name)} = {item.identity};" for item in step.accumulators]
         return [
             *self.kept(),
@@ -183,20 +183,20 @@ class OrderedAcross(AcrossBatch):
             "  const int64_t stop = i + each < total ? i + each : total;",
             "  const bool is_full = i + each <= total;",
             "  while (i < stop) {",
-            *indent(indent(place)),
+            *indent(place, 2),
             f"    if (stop - i >= {QUARTER} && length >= {QUARTER}) {{",
-            *indent(indent(indent(find))),
-            *indent(indent(indent(self.each_row([*four, *self._join(step, here)])))),
+            *indent(indent(find), 2),
+            *indent(indent(self.each_row([*four, *self._join(step, here)]), 2)),
             f"      i += {QUARTER};",
             "    } else {",
-            *indent(indent(indent(self.fixed(element)))),
-            *indent(indent(indent(self.each_row([*one, self.combine(step, here, "e{0}", here)])))),
+            *indent(indent(self.fixed(element)), 2),
+            *indent(indent(self.each_row([*one, self.combine(step, here, "e{0}", here)]), 2)),
             "      ++i;",
             "    }",
             "  }",
             "  if (!is_full) break;",
             f"  for (int level = 1; level < {LEVELS}; ++level) {{",
-            *indent(indent(self.each_row([self.combine(step, above, below, above), *cleared]))),
+            *indent(self.each_row([self.combine(step, above, below, above), *cleared]), 2),
             "    if (i & ((each - 1) << (level * power))) break;",
             "  }",
             "}",

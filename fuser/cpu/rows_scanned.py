@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from fuser.codegen import Operand, RowLoop
-from fuser.cpu.row_batch import RowBatch, indent
+from fuser.codegen import Operand, RowLoop, indent
+from fuser.cpu.row_batch import RowBatch
 from fuser.kernel_spec import CPU_SHORT_ROW
 from fuser.row_parts import RowPart, RowPass
 
@@ -64,7 +64,7 @@ class ScannedBatch(RowBatch):
             *indent(self.place("i", self._operands(), "base.{0}")),
             "#pragma GCC ivdep",
             "  for (int64_t c = 0; c < width; ++c) {",
-            *indent(indent(self._element("s{0}[c]", self.loop.rows.reduced, "c"))),
+            *indent(self._element("s{0}[c]", self.loop.rows.reduced, "c"), 2),
             "  }",
             "}",
         ]
@@ -76,7 +76,7 @@ class ScannedBatch(RowBatch):
             *indent(self._rows(self._operands(), "c")),
             *(f"  {item.type} s{item.name} = {item.identity};" for item in self.sums),
             "  for (int64_t i = 0; i < total; ++i) {",
-            *indent(indent(self._element("s{0}", 0, "i"))),
+            *indent(self._element("s{0}", 0, "i"), 2),
             "  }",
             "}",
         ]
@@ -109,7 +109,7 @@ class ScannedBatch(RowBatch):
             call = self._call(step, "b{0}[c][i]", "b{0}[c][i]", 0, "i", "first_row + c")
             body += [
                 "for (int64_t c = 0; c < count; ++c) {",
-                *indent(self._rows(self.full(step.element), "(first_row + c)", "done")),
+                *indent(self._rows(self.loop.full(step.element), "(first_row + c)", "done")),
                 "#pragma GCC ivdep",
                 f"  for (int64_t i = 0; i < length; ++i) {call}",
                 "}",
@@ -120,7 +120,7 @@ class ScannedBatch(RowBatch):
                     *indent(self._sum_up(step, SIDE_BY_SIDE, "c][i", "length", "s{0}[c]")),
                     "} else {",
                     "  for (int64_t row = 0; row < count; ++row) {",
-                    *indent(indent(self._sum_up(step, 1, "row][i", "length", "s{0}[row]"))),
+                    *indent(self._sum_up(step, 1, "row][i", "length", "s{0}[row]"), 2),
                     "  }",
                     "}",
                 ]
@@ -134,7 +134,7 @@ class ScannedBatch(RowBatch):
             *(f"  alignas(64) {item.type} b{item.name}{size}[{STRETCH + APART}];" for item in self.sums),
             f"  for (int64_t done = 0; done < total; done += {STRETCH}) {{",
             f"    const int64_t length = total - done < {STRETCH} ? total - done : {STRETCH};",
-            *indent(indent(body)),
+            *indent(body, 2),
             "  }",
             "}",
         ]
@@ -159,7 +159,9 @@ class ScannedBatch(RowBatch):
         ]
 
     def _operands(self) -> list[Operand]:
-        return [*dict.fromkeys(item for step in self.loop.passes if step.element for item in self.full(step.element))]
+        return [
+            *dict.fromkeys(item for step in self.loop.passes if step.element for item in self.loop.full(step.element))
+        ]
 
     def _rows(self, operands: Sequence[Operand], row: str, element: str = "0") -> list[str]:
         # Pointers into a row.
@@ -181,7 +183,7 @@ class ScannedBatch(RowBatch):
         # tile. Without a dimension operands lie densely.
         assert step.element is not None, "passes of running totals have one"
         known = {name: f"state.{own}[{row}]" for name, own in self.row_reads(step.element)}
-        for item in self.full(step.element):
+        for item in self.loop.full(step.element):
             stride = "1" if dim is None else self.stride(item, dim)
             place = f"{item.name}[{'0' if stride == '0' else index if stride == '1' else f'{index} * {stride}'}]"
             known[item.variable] = place if item.is_output else f"fuser_to_compute({place})"

@@ -6,8 +6,7 @@ not side by side in memory, a stretch of each is brought there first.
 
 from __future__ import annotations
 
-from fuser.codegen import Operand, RowLoop
-from fuser.cpu.row_batch import indent
+from fuser.codegen import Operand, RowLoop, indent
 from fuser.cpu.rows_across import AcrossBatch
 from fuser.row_parts import RowPart, RowPass
 
@@ -39,7 +38,7 @@ class SerialBatch(AcrossBatch):
         known = {name: f"state.{own}[c]" for name, own in self.row_reads(element)}
         known |= {f"{side}{item.name}": f"block.m{item.name}[c]" for side in "lm" for item in step.accumulators}
         clear = self.each_row([f"block.m{item.name}[c] = {item.identity};" for item in step.accumulators])
-        brought = [item for item in self.full(element) if not item.is_output and self._is_apart(item)]
+        brought = [item for item in self.loop.full(element) if not item.is_output and self._is_apart(item)]
         if not brought:
             each = indent(self.one("i", element, known))
             return [*self.kept(), *clear, "for (int64_t i = 0; i < total; ++i) {", *each, "}"]
@@ -54,7 +53,7 @@ class SerialBatch(AcrossBatch):
             f"  count = length < {STRETCH} ? length : {STRETCH};",
             *(line for item in brought for line in indent(self._bring(item))),
             "  for (int64_t k = 0; k < count; ++k) {",
-            *indent(indent(self.one("begin + k", element, known))),
+            *indent(self.one("begin + k", element, known), 2),
             "  }",
             "}",
         ]

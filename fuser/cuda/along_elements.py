@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 
 from fuser.access import Tuning
-from fuser.codegen import Operand
-from fuser.cuda.row_text import RowText, in_turns, indent
+from fuser.codegen import Operand, indent
+from fuser.cuda.row_text import RowText, in_turns
 from fuser.row_access import LONG_SHARE
 from fuser.row_parts import RowPart, RowPass
 
@@ -66,7 +66,7 @@ class AlongElements(RowText):
 
     def _read_by(self, steps: Iterable[RowPass]) -> list[Operand]:
         # What some passes read of the elements.
-        read = [item for step in steps if step.element for item in self.full(step.element)]
+        read = [item for step in steps if step.element for item in self.loop.full(step.element)]
         return list(dict.fromkeys(item for item in read if not (item.is_output or item.is_counter)))
 
     def _kept_vectors(self) -> list[str]:
@@ -211,7 +211,7 @@ class AlongElements(RowText):
             names = [f"parts[0].m{item.name}" for item in step.accumulators]
             found = [part, *self._find_extreme(step, each), f"{names[0]} = highest.value();"]
             return [*found, *self._add_powers(step, each, *names)] if step.adds_powers else found
-        outputs = [item for item in self.full(element) if item.is_output and self._is_anywhere(item)]
+        outputs = [item for item in self.loop.full(element) if item.is_output and self._is_anywhere(item)]
         parts, _, missing = self._parts(level)
         head = [parts] if step.accumulators else []
         head += [f"{self._vector(item)} made_{item.name}[U];" for item in outputs]
@@ -318,18 +318,18 @@ class AlongElements(RowText):
         # The loop over a thread's vectors; whether all elements of its warp's are there, and whether each division asks
         # if it may be done in less time.
         known = self.row_values(element)
-        placed = [item for item in self.full(element) if item.is_output or item.is_counter]
+        placed = [item for item in self.loop.full(element) if item.is_output or item.is_counter]
         outputs = [item for item in placed if item.is_output]
         lines, (_, take, missing) = self._place(placed, is_whole=is_whole), self._parts(level)
         if not is_whole and self.tuning.team > WARP and not self._has_whole_vectors:
             # A warp that has nothing there goes on: it takes long to ask for each element.
             none = missing if step.accumulators else ""
             lines.append(f"if (n - t % W * V >= length) {{ {none} continue; }}")
-        late = [item for item in self.full(element) if not item.is_output and self._is_late(item)]
+        late = [item for item in self.loop.full(element) if not item.is_output and self._is_late(item)]
         first = [item for item in self.loop.held if self._reads_first(item, level)]
         place = f"({self._held_from} + lead) / V + u * W" if self.tuning.stretch else "n / V"
         lines += [f"held_{item.name}[{place}] = {item.name}[u];" for item in first]
-        for item in self.full(element):
+        for item in self.loop.full(element):
             if item.is_output:
                 lines.append(f"{item.info.storage} {item.name}[V];")
                 known[item.variable] = f"{item.name}[k]"

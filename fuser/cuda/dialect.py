@@ -6,7 +6,7 @@ Three kernels share one body and differ in how a thread finds its place: *linear
 
 from __future__ import annotations
 
-from fuser.codegen import KERNEL_NAME, Dialect, Loop, Operand, RowLoop
+from fuser.codegen import KERNEL_NAME, Dialect, Loop, Operand, RowLoop, indent
 from fuser.cuda.prelude import emit_prelude
 from fuser.list_text import emit_lists
 
@@ -37,11 +37,11 @@ def emit_loop(loop: Loop) -> str:
     """
     tiled = [item for item in loop.inputs if item.access.is_transposed]
     find = _tiled_find(loop) if tiled else _linear_find(loop) if loop.is_linear else _strided_find(loop)
-    body = _indent([*_fill_tiles(loop, tiled), *_read(loop), *_share_tiles(loop, tiled), *_compute(loop)])
+    body = indent([*_fill_tiles(loop, tiled), *_read(loop), *_share_tiles(loop, tiled), *_compute(loop)])
     lists, arguments = "", "fuser_args a"
     if loop.positions:
         lists, arguments = emit_lists(loop), "fuser_lists lists"
-        body = _indent(_turns(loop, body))
+        body = indent(_turns(loop, body))
     return (
         f"\n{emit_place(loop)}\n{_join(find)}{lists}\n"
         f'extern "C" __global__ void __launch_bounds__({loop.tuning.block})\n'
@@ -111,9 +111,9 @@ def _strided_find(loop: Loop) -> list[str]:
         "FUSER_INLINE fuser_place fuser_find(const fuser_args& a, int u) {",
         "  fuser_place at{};",
         f"  fuser_index rest = {_step(loop)};",
-        *_indent(_advance(loop, 0, "x", loop.vector)),
+        *indent(_advance(loop, 0, "x", loop.vector)),
         *([f"  rest = rest * {loop.tuning.unroll} + u;"] if loop.tuning.is_stacked else []),
-        *(line for dim in range(1, loop.rank) for line in _indent(_advance(loop, dim, f"i{dim}"))),
+        *(line for dim in range(1, loop.rank) for line in indent(_advance(loop, dim, f"i{dim}"))),
         f"  at.left = {inside if last else f'static_cast<{_signed(loop)}>(a.size[0] - x)'};",
         "  return at;",
         "}",
@@ -128,9 +128,9 @@ def _tiled_find(loop: Loop) -> list[str]:
         "FUSER_INLINE fuser_place fuser_find_tile(const fuser_args& a) {",
         "  fuser_place at{};",
         "  fuser_index rest = blockIdx.x;",
-        *_indent(_advance(loop, 0, "x", tile)),
-        *_indent(_advance(loop, 1, "y", tile)),
-        *(line for dim in range(2, loop.rank) for line in _indent(_advance(loop, dim, f"i{dim}"))),
+        *indent(_advance(loop, 0, "x", tile)),
+        *indent(_advance(loop, 1, "y", tile)),
+        *(line for dim in range(2, loop.rank) for line in indent(_advance(loop, dim, f"i{dim}"))),
         f"  at.left = static_cast<{_signed(loop)}>(a.size[0] - x);",
         f"  at.left_rows = static_cast<{_signed(loop)}>(a.size[1] - y);",
         "  return at;",
@@ -233,7 +233,7 @@ def _compute(loop: Loop) -> list[str]:
         # What is computed again is read again: a thread that had kept it would leave room for fewer others.
         own = [item for item in loop.inputs if not (item.access.is_transposed or item.access.is_shared)]
         read = ['asm volatile("" ::: "memory");', *(f"{item.name}[u] = {_load(loop, item)};" for item in own)]
-        again = ["if (!how.is_exact) {", *_indent([*read, "fuser_plainly how;", *each]), "}"]
+        again = ["if (!how.is_exact) {", *indent([*read, "fuser_plainly how;", *each]), "}"]
         each = ["fuser_quickly how;", *each, *again]
     return _each(loop, [*lines, *each, *(_store(loop, item) for item in loop.outputs)])
 
@@ -332,7 +332,7 @@ def _tile_y(loop: Loop) -> str:
 
 # --- text -----------------------------------------------------------------------------------------------------------
 def _each(loop: Loop, lines: list[str]) -> list[str]:
-    return ["#pragma unroll", f"for (int u = 0; u < {_unroll(loop)}; ++u) {{", *_indent(lines), "}"]
+    return ["#pragma unroll", f"for (int u = 0; u < {_unroll(loop)}; ++u) {{", *indent(lines), "}"]
 
 
 def _unroll(loop: Loop) -> int:
@@ -343,10 +343,6 @@ def _unroll(loop: Loop) -> int:
 
 def _signed(loop: Loop) -> str:
     return "int64_t" if loop.wide_index else "int"
-
-
-def _indent(lines: list[str]) -> list[str]:
-    return [line if line.startswith("#") else f"  {line}" for line in lines]
 
 
 def _join(lines: list[str]) -> str:

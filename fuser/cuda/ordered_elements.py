@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from fuser.codegen import Operand, RowLoop
-from fuser.cuda.row_text import in_turns, indent
+from fuser.codegen import Operand, RowLoop, indent
+from fuser.cuda.row_text import in_turns
 from fuser.cuda.rows_along import AlongText
 from fuser.ordered_access import warps_beside
 from fuser.orders import RowOrder
@@ -128,7 +128,7 @@ class OrderedElements(AlongText):
         return super().size(0)
 
     def _inputs(self, element: RowPart) -> list[Operand]:
-        return [item for item in self.full(element) if not (item.is_output or item.is_counter)]
+        return [item for item in self.loop.full(element) if not (item.is_output or item.is_counter)]
 
     def _resident(self) -> list[Operand]:
         # The inputs that are read before all passes.
@@ -232,7 +232,7 @@ class OrderedElements(AlongText):
         def write(part: RowPart, how: str = "") -> list[str]:
             return self._compute_all(step, part, site, how)
 
-        shares = [item for item in self.full(element) if item.variable == step.shares and self._is_paired(item)]
+        shares = [item for item in self.loop.full(element) if item.variable == step.shares and self._is_paired(item)]
         if not shares or site is not self._main or shares[0].info.dtype is not torch.bfloat16:
             read = [f"fuser_forget({item.name}{site.suffix}[u]);" for item in self._several(element)]
             return self._quickly(step, element, write, unrolled(read, site) if read else [])
@@ -299,7 +299,7 @@ class OrderedElements(AlongText):
         known = self.row_values(element)
         known |= {name: "whole" for name in element.reads if name[0] == "d" and how == "whole"}
         outside, inside, stores = list[str](), list[str](), list[str]()
-        for item in self.full(element):
+        for item in self.loop.full(element):
             if item.is_output:
                 outside.append(f"{item.info.storage} {item.name}[{site.vector}];")
                 known[item.variable] = f"{item.name}[k]"

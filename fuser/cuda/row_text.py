@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from fuser.codegen import Operand, RowLoop
+from fuser.codegen import Operand, RowLoop, indent
 from fuser.row_parts import Accumulator, RowPart, RowPass
 
 __all__ = ["RowText", "in_turns", "indent"]
@@ -75,11 +75,6 @@ class RowText:
                 head = ["", f"// What pass {level} adds to columns.", f"struct fuser_columns{level} {{"]
                 lines += [*head, *_combining(step.columns, step.merge, commutes=True)]
         return lines
-
-    @property
-    def combining(self) -> list[int]:
-        """The passes that have accumulators."""
-        return [level for level, step in enumerate(self.loop.passes) if step.accumulators]
 
     # --- what is looked up -------------------------------------------------------------------------------------------
     def tables(self) -> list[str]:
@@ -182,10 +177,6 @@ class RowText:
         return f"static_cast<fuser_index>(a.stride_{item.name}[{dim}])"
 
     # --- what parts read ---------------------------------------------------------------------------------------------
-    def full(self, part: RowPart) -> list[Operand]:
-        """Return the operands of a part that have an element per element."""
-        return [item for item in self.loop.used_by(part) if item.variable not in self.loop.per_row]
-
     def row_inputs(self) -> list[Operand]:
         """Return the inputs that have one element per row and that some part reads."""
         read = {name for step in self.loop.passes for part in step.parts for name in part.reads}
@@ -200,7 +191,7 @@ class RowText:
         """
         known = {f"v{name[1:]}": f"{name}{suffix}" for name in self.loop.row_values}
         known |= {item.variable: f"{item.variable}{suffix}" for item in self.row_inputs()}
-        for level in self.combining:
+        for level in self.loop.combining:
             for item in self.loop.passes[level].accumulators:
                 known[f"t{item.name}"] = f"total{level}{suffix}.m{item.name}"
         known |= {f"t{item.name}": f"m{item.name}" for step in self.loop.passes for item in step.picks}
@@ -254,11 +245,6 @@ def _alike(accumulators: Sequence[Accumulator]) -> list[str]:
         *(f"    __builtin_assume(l.m{name} + r.m{name} > 0);" for name in counts),
         "  }",
     ]
-
-
-def indent(lines: list[str], depth: int = 1) -> list[str]:
-    """Return lines with spaces before them; the preprocessor's stay where they are."""
-    return [line if line.startswith("#") or not line else "  " * depth + line for line in lines]
 
 
 def in_turns(declare: list[str], load: list[str], compute: list[str]) -> list[str]:

@@ -6,9 +6,9 @@ takes a stretch of it, U elements of a tree at a time, and merges what they come
 
 from __future__ import annotations
 
-from fuser.codegen import KERNEL_NAME, Operand
+from fuser.codegen import KERNEL_NAME, Operand, indent
 from fuser.combining import BATCH
-from fuser.cuda.row_text import RowText, indent
+from fuser.cuda.row_text import RowText
 from fuser.row_parts import RowPart, RowPass
 
 __all__ = ["AcrossText"]
@@ -72,10 +72,10 @@ class AcrossText(RowText):
 
     def _shared(self) -> list[str]:
         fill = self.fill_tables()
-        if not self.combining:
+        if not self.loop.combining:
             return fill
-        most = f"sizeof(fuser_pass{self.combining[0]}::part)"
-        for level in self.combining[1:]:
+        most = f"sizeof(fuser_pass{self.loop.combining[0]}::part)"
+        for level in self.loop.combining[1:]:
             most = f"fuser_most({most}, sizeof(fuser_pass{level}::part))"
         return [f"alignas(16) __shared__ unsigned char shared[X * Y * V * {most}];", *fill]
 
@@ -195,9 +195,9 @@ class AcrossText(RowText):
 
     def _group(self, level: int, step: RowPass, element: RowPart, *, is_whole: bool) -> list[str]:
         # U elements of each of a thread's rows; fewer if they are not whole.
-        inputs = [item for item in self.full(element) if not (item.is_output or item.is_counter)]
-        counters = [item for item in self.full(element) if item.is_counter]
-        outputs = [item for item in self.full(element) if item.is_output]
+        inputs = [item for item in self.loop.full(element) if not (item.is_output or item.is_counter)]
+        counters = [item for item in self.loop.full(element) if item.is_counter]
+        outputs = [item for item in self.loop.full(element) if item.is_output]
         known = self._known(element)
         loads = [f"{item.name}[u] = {self._read(item, self._place_of(item))};" for item in inputs]
         lines = [

@@ -8,10 +8,9 @@ it.
 
 from __future__ import annotations
 
-from fuser.codegen import KERNEL_NAME
+from fuser.codegen import KERNEL_NAME, indent
 from fuser.combining import BATCH
 from fuser.cuda.along_elements import WARP, AlongElements
-from fuser.cuda.row_text import indent
 from fuser.row_access import LONG_SHARE, persistent_blocks
 from fuser.row_parts import RowPart, RowPass
 
@@ -43,7 +42,7 @@ class AlongText(AlongElements):
             "const fuser_row row = fuser_find(a, is_row ? number : rows - 1);",
             *self._all_passes("is_row && t == 0"),
         ]
-        if self._shares and (len(self.combining) % 2 or not self._is_one_batch):
+        if self._shares and (len(self.loop.combining) % 2 or not self._is_one_batch):
             body.append("__syncthreads();")
         return [
             *self._head(),
@@ -82,7 +81,7 @@ class AlongText(AlongElements):
         there = f"is_there{level}"
         lines = [f"const bool {there} = {which} >= 0 && {which} < static_cast<int64_t>(length);"]
         at = [f"fuser_index rest = {there} ? {which} : 0;", *self.split("rest", self.reduced)]
-        for item in self.full(step.pick):
+        for item in self.loop.full(step.pick):
             read = f"return fuser_load<1, 1>({self.address(f'row.{item.name}', item, self.reduced)}, int({there}));"
             lines += [f"const auto picked{level}_{item.name} = [&] {{", *indent([*at, read]), "}();"]
         return lines
@@ -91,7 +90,9 @@ class AlongText(AlongElements):
         step = self.loop.passes[level]
         assert step.pick is not None, "it picks one"
         known = self.row_values(step.pick)
-        known |= {item.variable: f"fuser_to_compute(picked{level}_{item.name}[0])" for item in self.full(step.pick)}
+        known |= {
+            item.variable: f"fuser_to_compute(picked{level}_{item.name}[0])" for item in self.loop.full(step.pick)
+        }
         made = [f"{item.type} m{item.name} = {item.identity};" for item in step.picks]
         return [*made, f"if (is_there{level}) {step.pick.call(known)}"]
 
@@ -109,12 +110,12 @@ class AlongText(AlongElements):
             *([f"  const fuser_index end = length - first < {part} ? length : first + {part};"] * has_chunks),
             *indent(self._shared()),
             *indent(self._held()),
-            f"  __shared__ unsigned long long boxes[{len(self.combining)}];",
+            f"  __shared__ unsigned long long boxes[{len(self.loop.combining)}];",
             "  if (t == 0) {",
             *(
                 f"    fuser_expect(boxes + {number}, {1 if self._is_gathered(level) else part // BATCH} * C * "
                 f"{self._part_bytes(level)});"
-                for number, level in enumerate(self.combining)
+                for number, level in enumerate(self.loop.combining)
             ),
             "  }",
             "  fuser_arrive();",
@@ -126,7 +127,7 @@ class AlongText(AlongElements):
     def _head(self) -> list[str]:
         block = self.tuning.block
         is_heavy = any(len(step.accumulators) > 1 for step in self.loop.passes)
-        full = [item for step in self.loop.passes if step.element for item in self.full(step.element)]
+        full = [item for step in self.loop.passes if step.element for item in self.loop.full(step.element)]
         widest = max((item.info.dtype.itemsize for item in full if not item.is_counter), default=1)
         share = self.tuning.unroll * self.loop.vector
         kept = [item for item in self._read_by(self.loop.passes) if self._keeps(item)]
@@ -211,7 +212,7 @@ class AlongText(AlongElements):
     @property
     def _shares(self) -> bool:
         # Whether a row's threads are of several warps.
-        return self.tuning.team > WARP and bool(self.combining)
+        return self.tuning.team > WARP and bool(self.loop.combining)
 
     @property
     def _is_one_batch(self) -> bool:
@@ -224,7 +225,7 @@ class AlongText(AlongElements):
 
     def _buffer(self, level: int) -> str:
         # Which of them a pass uses.
-        return str(self.combining.index(level) % 2 if self._alternates else 0)
+        return str(self.loop.combining.index(level) % 2 if self._alternates else 0)
 
     def _shared(self) -> list[str]:
         # Parts of warps; where a row is one batch, those of the pass before may still be read.
@@ -233,18 +234,18 @@ class AlongText(AlongElements):
         lines = []
         least = self.tuning.team // WARP
         buffers = 2 if self._alternates else 1
-        sizes = [self._part_bytes(level) for level in self.combining]
-        for level, size in zip(self.combining, sizes, strict=True):
+        sizes = [self._part_bytes(level) for level in self.loop.combining]
+        for level, size in zip(self.loop.combining, sizes, strict=True):
             count = f"fuser_waiting({least}, {size})" if not self.tuning.is_resident else str(least)
             count = str(self.tuning.stretch // self.span) if self.tuning.stretch else count
             lines.append(f"constexpr int waiting{level} = {count};")
         # The batches of all passes come behind the parts of all, and share no 16 bytes with them: a warp may have parts
         # of the next pass while others read what the batches came to, in vectors.
         per_batch = BATCH // self.span
-        parts = [f"waiting{level} * {size}" for level, size in zip(self.combining, sizes, strict=True)]
+        parts = [f"waiting{level} * {size}" for level, size in zip(self.loop.combining, sizes, strict=True)]
         batches = [
             f"(waiting{level} + {per_batch - 1}) / {per_batch} * {self.tuning.cluster} * {size}"
-            for level, size in zip(self.combining, sizes, strict=True)
+            for level, size in zip(self.loop.combining, sizes, strict=True)
         ]
         lines += [
             f"constexpr int parts_bytes = ({_most(parts)} + 15) / 16 * 16;",
@@ -367,8 +368,8 @@ class AlongText(AlongElements):
         else:
             lines = ["const fuser_index round = begin;", *own, *store]
             length = "fuser_index(V * T * U * C)" if self._has_whole_chunks else length
-        lines += ["fuser_wait();"] * (level == self.combining[0])
-        parts = f"waiting, reinterpret_cast<unsigned int*>(batches), boxes + {self.combining.index(level)}"
+        lines += ["fuser_wait();"] * (level == self.loop.combining[0])
+        parts = f"waiting, reinterpret_cast<unsigned int*>(batches), boxes + {self.loop.combining.index(level)}"
         fold = f"fuser_fold_blocks<{span}, T, {batches}, C>(pass{level}, total{level}, {parts}, rank, {length});"
         return [*setup, *lines, fold]
 

@@ -7,8 +7,8 @@ each, and all others compute what is added, a tile ahead, in shared memory.
 
 from __future__ import annotations
 
+from fuser.codegen import indent
 from fuser.cuda.ordered_elements import Site, unrolled
-from fuser.cuda.row_text import indent
 from fuser.cuda.rows_ordered import OrderedAlongText
 
 __all__ = ["ChainedText"]

@@ -7,8 +7,7 @@ What is read of the next row is on its way while one is computed.
 
 from __future__ import annotations
 
-from fuser.codegen import Operand
-from fuser.cuda.row_text import indent
+from fuser.codegen import Operand, indent
 from fuser.cuda.rows_along import AlongText
 
 __all__ = ["ColumnsText"]
@@ -45,7 +44,7 @@ class ColumnsText(AlongText):
             "    const fuser_row row = next;",
             "    const bool is_row = number < rows;",
             *indent(self._all_passes("is_row && t == 0"), 2),
-            f"    turn ^= {len(self.combining) % 2};" if self._is_one_batch else "    __syncthreads();",
+            f"    turn ^= {len(self.loop.combining) % 2};" if self._is_one_batch else "    __syncthreads();",
             *(
                 [f"    if (++taken % {FEW_ROWS} == 0) {{", *indent(self._fold(is_last=False), 3), "    }"]
                 if self._is_folded

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fuser.codegen import indent
 from fuser.cuda.ordered_elements import OrderedElements, unrolled
-from fuser.cuda.row_text import indent
 from fuser.row_parts import RowPart, RowPass
 
 __all__ = ["MAX_REGISTERS", "PROCESSOR_REGISTERS", "REGISTERS", "OrderedAlongText"]
@@ -41,7 +41,7 @@ class OrderedAlongText(OrderedElements):
             "const fuser_row row = fuser_find(a, at);",
             *self._all_passes("is_row && t == 0"),
         ]
-        if self._spreads and self._shares and len(self.combining) % 2:
+        if self._spreads and self._shares and len(self.loop.combining) % 2:
             body.append("__syncthreads();")
         return [
             *self._head(),
@@ -64,11 +64,11 @@ class OrderedAlongText(OrderedElements):
             f"  const fuser_index length = {self.length}, at = blockIdx.x / {self.tuning.cluster};",
             "  constexpr bool is_row = true;",
             *indent(self._waiting()),
-            f"  __shared__ unsigned long long boxes[{len(self.combining)}];",
+            f"  __shared__ unsigned long long boxes[{len(self.loop.combining)}];",
             "  if (t == 0) {",
             *(
                 f"    fuser_expect(boxes + {number}, {parts} * {self._part_bytes(level)});"
-                for number, level in enumerate(self.combining)
+                for number, level in enumerate(self.loop.combining)
                 for parts in [f"(N / {self._side})" if self.loop.passes[level].is_free else "Y"]
             ),
             "  }",
@@ -162,13 +162,13 @@ class OrderedAlongText(OrderedElements):
 
     def _waiting(self) -> list[str]:
         # A place in shared memory for each thread, where those of a row are of several warps.
-        if not self._shares or not self.combining:
+        if not self._shares or not self.loop.combining:
             return []
         buffers, places = ("[2]", "Y") if self._spreads else ("", "T")
         if self.order.schedule.is_serial:
             places = "A * T + Y"
-        most = f"sizeof(fuser_pass{self.combining[0]}::part)"
-        for level in self.combining[1:]:
+        most = f"sizeof(fuser_pass{self.loop.combining[0]}::part)"
+        for level in self.loop.combining[1:]:
             most = f"fuser_most({most}, sizeof(fuser_pass{level}::part))"
         return [f"alignas(16) __shared__ unsigned char shared{buffers}[{self.teams}][({places}) * {most}];"]
 
@@ -260,7 +260,7 @@ class OrderedAlongText(OrderedElements):
         if step.accumulators:
             shared = "nullptr"
             if self._shares:
-                buffer = f"[{self.combining.index(level) % 2}]" if self._spreads else ""
+                buffer = f"[{self.loop.combining.index(level) % 2}]" if self._spreads else ""
                 shared = f"reinterpret_cast<{kind}::part*>(shared{buffer}[threadIdx.x / T])"
             if self._spreads:
                 lines += self._unite(level, step, shared)
@@ -290,13 +290,13 @@ class OrderedAlongText(OrderedElements):
         count, part = self.tuning.cluster, f"fuser_pass{level}::part"
         is_serial, beside = str(self.order.schedule.is_serial).lower(), "V" if self.is_wide else "1"
         how, own, lines = f"X, Y, {count}, {is_serial}, {beside}", "own", list[str]()
-        if count > 1 and level == self.combining[0]:
+        if count > 1 and level == self.loop.combining[0]:
             # Until the other blocks have begun.
             lines.append("  fuser_wait();")
         if step.is_free:
             how, own = f"{self._side}, N / {self._side}, {count}, false, 1", "all"
             lines.append(f"  {part} all[1] = {{fuser_join<1>(pass{level}, own)}};")
-        told = f"boxes + {self.combining.index(level)}, rank" if count > 1 else "nullptr, 0"
+        told = f"boxes + {self.loop.combining.index(level)}, rank" if count > 1 else "nullptr, 0"
         return [*lines, f"  total{level} = fuser_unite<{how}>(pass{level}, {own}, {shared}, {told});"]
 
     @property

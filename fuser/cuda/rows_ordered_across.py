@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fuser.codegen import KERNEL_NAME, RowLoop
-from fuser.cuda.row_text import indent
+from fuser.codegen import KERNEL_NAME, RowLoop, indent
 from fuser.cuda.rows_across import AcrossText
 from fuser.cuda.rows_ordered import MAX_REGISTERS, PROCESSOR_REGISTERS, REGISTERS
 from fuser.row_parts import RowPart, RowPass
@@ -104,14 +103,14 @@ class OrderedAcrossText(AcrossText):
         # As many blocks of a processor as have registers for what their threads have in flight: a compiler that is not
         # told would rather save registers, and wait for each element.
         block, most = self.loop.tuning.block, 0
-        full = [item for step in self.loop.passes if step.element for item in self.full(step.element)]
+        full = [item for step in self.loop.passes if step.element for item in self.loop.full(step.element)]
         items = [item for item in full if not item.is_output]
         # Many blocks that add up what lies in whole vectors are to run at once: their addresses are near each other.
         is_plain = self.loop.tuning.piece > 0 and self.schedule.vector == 1
         is_plain = is_plain and 1 in (len(full), len(self.loop.passes[0].accumulators))
         is_plain = is_plain and all(item.access.width == self.loop.vector for item in items)
         for step in self.loop.passes:
-            inputs = [item for item in self.full(step.element) if not item.is_output] if step.element else []
+            inputs = [item for item in self.loop.full(step.element) if not item.is_output] if step.element else []
             each = sum(item.info.dtype.itemsize * (self.loop.vector if item.inner else 1) for item in inputs)
             # An address has eight bytes.
             each += 0 if is_plain else 8 * len(inputs)
@@ -157,11 +156,11 @@ class OrderedAcrossText(AcrossText):
     def _elements(self, step: RowPass, element: RowPart, *, is_whole: bool) -> list[str]:
         # All that a thread has in flight, ``is_whole``: none of it is missing.
         count = self.schedule.accumulators
-        outputs = [item for item in self.full(element) if item.is_output]
-        counters = [item for item in self.full(element) if item.is_counter]
-        inputs = [item for item in self.full(element) if not (item.is_output or item.is_counter)]
+        outputs = [item for item in self.loop.full(element) if item.is_output]
+        counters = [item for item in self.loop.full(element) if item.is_counter]
+        inputs = [item for item in self.loop.full(element) if not (item.is_output or item.is_counter)]
         known = self._known(element)
-        for item in self.full(element):
+        for item in self.loop.full(element):
             text = f"{item.name}{'[u]' if item in inputs else ''}[{'k' if item.inner or item.is_output else '0'}]"
             known[item.variable] = f"fuser_to_compute({text})" if item in inputs else text
         for name in [item.name for item in step.accumulators]:

@@ -6,9 +6,8 @@ another.
 
 from __future__ import annotations
 
-from fuser.codegen import KERNEL_NAME, Operand
+from fuser.codegen import KERNEL_NAME, Operand, indent
 from fuser.cuda.along_elements import WARP, AlongElements
-from fuser.cuda.row_text import indent
 from fuser.cuda.rows_across import AcrossText
 from fuser.row_parts import RowPart, RowPass
 from fuser.scan_access import CHUNK
@@ -24,7 +23,7 @@ class ScannedAlongText(AlongElements):
         tuning, rows = self.tuning, self.product(self.kept)
         warps = max(tuning.team // WARP, 1)
         chunk = self.loop.rows.order.schedule.x if self.loop.rows.order else min(CHUNK, self.span)
-        parts = [f"fuser_scan<C, W, V, U, fuser_pass{level}>::told" for level in self.combining]
+        parts = [f"fuser_scan<C, W, V, U, fuser_pass{level}>::told" for level in self.loop.combining]
         most = parts[0]
         for part in parts[1:]:
             most = f"fuser_most({most}, {part})"
@@ -37,7 +36,7 @@ class ScannedAlongText(AlongElements):
             *(f"{self.loop.types[name]} {name};" for name in self.loop.row_values),
             *self._row_part(self.loop.passes[0]),
         ]
-        for level in self.combining:
+        for level in self.loop.combining:
             body += [
                 f"const fuser_pass{level} pass{level}{{a}};",
                 f"fuser_pass{level}::part total{level} = pass{level}.identity();",
@@ -70,7 +69,7 @@ class ScannedAlongText(AlongElements):
     def row_values(self, part: RowPart, suffix: str = "") -> dict[str, str]:
         """Return what stands for the values that a part reads: totals are those of its element."""
         known = super().row_values(part, suffix)
-        for level in self.combining:
+        for level in self.loop.combining:
             names = [item.name for item in self.loop.passes[level].accumulators]
             known |= {f"p{name}": f"running{level}[u][k].m{name}" for name in names}
         return {name: text for name, text in known.items() if name in part.reads}
@@ -121,7 +120,7 @@ class ScannedAcrossText(AcrossText):
         if level > 0:
             return []
         parts = [own.element for own in self.loop.passes if own.element]
-        full = list(dict.fromkeys(item for part in parts for item in self.full(part)))
+        full = list(dict.fromkeys(item for part in parts for item in self.loop.full(part)))
         read = [item for item in full if not (item.is_output or item.is_counter)]
         counters, outputs = ([item for item in full if getattr(item, kind)] for kind in ("is_counter", "is_output"))
         known = {item.variable: f"{item.name}[k]" for item in outputs}
