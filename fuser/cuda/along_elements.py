@@ -53,6 +53,15 @@ class AlongElements(RowText):
     def _has_whole_chunks(self) -> bool:
         return self.tuning.multiple == self.chunk * self.tuning.sharers
 
+    def _each_row(self, body: list[str]) -> list[str]:
+        # A block's teams have neighbouring rows.
+        return [
+            f"for (fuser_index first = static_cast<fuser_index>(blockIdx.x) * {self.teams}; first < rows;",
+            f"     first += static_cast<fuser_index>(gridDim.x) * {self.teams}) {{",
+            *indent(body),
+            "}",
+        ]
+
     def _keeps(self, item: Operand) -> bool:
         # Whether what a thread has read of an operand stays in registers for later passes.
         return self.tuning.is_resident and not self._is_late(item)
@@ -141,12 +150,7 @@ class AlongElements(RowText):
             lines = [f"const fuser_index n = {own};", left]
         if not items:
             return lines
-        if len(self.reduced) > 1:
-            first = "begin" if self.tuning.is_straight else ""
-            lines += ["fuser_index rest = n;", *self.split("rest", self.reduced, first)]
-        else:
-            lines.append("const fuser_index i0 = n;")
-        return lines
+        return [*lines, *self.place("n", "begin" if self.tuning.is_straight else "")]
 
     def _address(self, item: Operand, row: str = "row", *, is_whole: bool = False) -> str:
         if (is_whole or self._has_whole_chunks) and len(self.reduced) == 1 and item.inner == 1 and not item.is_counter:

@@ -156,7 +156,7 @@ class OrderedElements(AlongText):
             return [
                 f"const fuser_index n = {site.first};",
                 "fuser_index rest = n;",
-                *self.split("rest", self.reduced),
+                *self.split(self.reduced),
                 f"const int left = n < length && i0 < {size} ? V : 0;",
             ]
         if self._is_full or self._has_whole_chunks or not site.is_there:
@@ -167,11 +167,8 @@ class OrderedElements(AlongText):
     def _coordinates(self, site: Site) -> list[str]:
         if self._is_scattered(site) or self.order.schedule.pitch:
             return []
-        if len(self.reduced) > 1:
-            # Chunks that are whole lie along the innermost dimension.
-            first = "begin" if self.tuning.is_straight else ""
-            return ["fuser_index rest = n;", *self.split("rest", self.reduced, first)]
-        return ["const fuser_index i0 = n;"]
+        # Chunks that are whole lie along the innermost dimension.
+        return self.place("n", "begin" if self.tuning.is_straight else "")
 
     def _load_at(self, inputs: list[Operand], site: Site, *, declares: bool = False) -> list[str]:
         if not inputs:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import reduce
 
 from fuser.codegen import Operand, RowLoop, indent
 from fuser.row_parts import Accumulator, RowPart, RowPass
 
-__all__ = ["RowText", "in_turns", "indent"]
+__all__ = ["RowText", "in_turns", "most_of"]
 
 # Vectors that are read together where only a later pass needs them.
 LATE_UNROLL = 2
@@ -139,28 +140,33 @@ class RowText:
             *fields,
             "};",
             "FUSER_INLINE fuser_row fuser_find(const fuser_args& a, fuser_index rest) {",
-            *indent(self.split("rest", self.kept)),
+            *indent(self.split(self.kept)),
             f"  return {{{_join(self.address(item.address, item, self.kept) for item in self.loop.operands)}}};",
             "}",
         ]
 
-    def split(self, name: str, dims: range, first: str = "") -> list[str]:
-        """Write the coordinates i0, i1, ... of what is counted along some dimensions.
+    def place(self, number: str, first: str = "") -> list[str]:
+        """Write the coordinates i0, i1, ... of an element of a row, by its number; ``first`` as in ``split``."""
+        if len(self.reduced) > 1:
+            return [f"fuser_index rest = {number};", *self.split(self.reduced, first)]
+        return [f"const fuser_index i0 = {number};"]
+
+    def split(self, dims: range, first: str = "") -> list[str]:
+        """Write the coordinates i0, i1, ... of what the variable ``rest`` counts along some dimensions.
 
         Args:
-            name: the variable that counts, which is none afterwards.
             dims: the dimensions, innermost first.
             first: a number that differs from it along the innermost one only, and is the same for several.
         """
         lines = []
         for dim in dims[:-1]:
-            size, number = self.size(dim), first if first and dim == dims[0] else name
+            size, number = self.size(dim), first if first and dim == dims[0] else "rest"
             by = f"{number} / {size}" if self.loop.wide_index else f"fuser_divide({number}, a.divide[{dim}])"
             lines += [
-                f"const fuser_index q{dim} = {by}, i{dim} = {name} - q{dim} * {size};",
-                f"{name} = q{dim};",
+                f"const fuser_index q{dim} = {by}, i{dim} = rest - q{dim} * {size};",
+                f"rest = q{dim};",
             ]
-        return [*lines, f"const fuser_index i{dims[-1]} = {name};"]
+        return [*lines, f"const fuser_index i{dims[-1]} = rest;"]
 
     def address(self, pointer: str, item: Operand, dims: range) -> str:
         """Return a pointer moved to the coordinates along some dimensions."""
@@ -200,6 +206,11 @@ class RowText:
     def row_outputs(self, step: RowPass) -> list[Operand]:
         """Return the outputs that the row part before a pass makes."""
         return [item for item in self.loop.used_by(step.row) if item.is_output] if step.row else []
+
+
+def most_of(sizes: Iterable[str]) -> str:
+    """Return the expression for the largest of some sizes."""
+    return reduce(lambda most, size: f"fuser_most({most}, {size})", sizes)
 
 
 def _combining(

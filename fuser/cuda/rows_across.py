@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fuser.codegen import KERNEL_NAME, Operand, indent
 from fuser.combining import BATCH
-from fuser.cuda.row_text import RowText
+from fuser.cuda.row_text import RowText, most_of
 from fuser.row_parts import RowPart, RowPass
 
 __all__ = ["AcrossText"]
@@ -74,9 +74,7 @@ class AcrossText(RowText):
         fill = self.fill_tables()
         if not self.loop.combining:
             return fill
-        most = f"sizeof(fuser_pass{self.loop.combining[0]}::part)"
-        for level in self.loop.combining[1:]:
-            most = f"fuser_most({most}, sizeof(fuser_pass{level}::part))"
+        most = most_of(f"sizeof(fuser_pass{level}::part)" for level in self.loop.combining)
         return [f"alignas(16) __shared__ unsigned char shared[X * Y * V * {most}];", *fill]
 
     def _read(self, item: Operand, pointer: str) -> str:
@@ -231,10 +229,7 @@ class AcrossText(RowText):
         return lines
 
     def _place(self, number: str = "(at + u)") -> list[str]:
-        number = f"batch + {number}"
-        if len(self.reduced) > 1:
-            return [f"fuser_index rest = {number};", *self.split("rest", self.reduced)]
-        return [f"const fuser_index i0 = {number};"]
+        return self.place(f"batch + {number}")
 
     def _place_of(self, item: Operand) -> str:
         return self.address(f"row.{item.name}", item, self.reduced)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from fuser.codegen import KERNEL_NAME, indent
 from fuser.combining import BATCH
 from fuser.cuda.along_elements import WARP, AlongElements
+from fuser.cuda.row_text import most_of
 from fuser.row_access import LONG_SHARE, persistent_blocks
 from fuser.row_parts import RowPart, RowPass
 
@@ -50,10 +51,7 @@ class AlongText(AlongElements):
             f"  const fuser_index length = {self.length}, rows = {rows};",
             *indent(self._shared()),
             *indent(self._held()),
-            f"  for (fuser_index first = static_cast<fuser_index>(blockIdx.x) * {self.teams}; first < rows;",
-            f"       first += static_cast<fuser_index>(gridDim.x) * {self.teams}) {{",
-            *indent(body, 2),
-            "  }",
+            *indent(self._each_row(body)),
             "}",
         ]
 
@@ -80,7 +78,7 @@ class AlongText(AlongElements):
         which = self.row_values(step.pick)[step.which]
         there = f"is_there{level}"
         lines = [f"const bool {there} = {which} >= 0 && {which} < static_cast<int64_t>(length);"]
-        at = [f"fuser_index rest = {there} ? {which} : 0;", *self.split("rest", self.reduced)]
+        at = [f"fuser_index rest = {there} ? {which} : 0;", *self.split(self.reduced)]
         for item in self.loop.full(step.pick):
             read = f"return fuser_load<1, 1>({self.address(f'row.{item.name}', item, self.reduced)}, int({there}));"
             lines += [f"const auto picked{level}_{item.name} = [&] {{", *indent([*at, read]), "}();"]
@@ -248,8 +246,8 @@ class AlongText(AlongElements):
             for level, size in zip(self.loop.combining, sizes, strict=True)
         ]
         lines += [
-            f"constexpr int parts_bytes = ({_most(parts)} + 15) / 16 * 16;",
-            f"constexpr int shared_bytes = (parts_bytes + {_most(batches)} + 15) / 16 * 16;",
+            f"constexpr int parts_bytes = ({most_of(parts)} + 15) / 16 * 16;",
+            f"constexpr int shared_bytes = (parts_bytes + {most_of(batches)} + 15) / 16 * 16;",
             f"alignas(16) __shared__ unsigned char shared[{buffers}][{self.teams}][shared_bytes];",
         ]
         return lines
@@ -394,10 +392,3 @@ class AlongText(AlongElements):
         # Whether any order serves blocks that go over their part of a row.
         step = self.loop.passes[level]
         return bool(self.tuning.stretch) and step.is_free and not self._has_pairs(step)
-
-
-def _most(texts: list[str]) -> str:
-    most = texts[0]
-    for text in texts[1:]:
-        most = f"fuser_most({most}, {text})"
-    return most

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from fuser.codegen import indent
 from fuser.cuda.ordered_elements import OrderedElements, unrolled
+from fuser.cuda.row_text import most_of
 from fuser.row_parts import RowPart, RowPass
 
 __all__ = ["MAX_REGISTERS", "PROCESSOR_REGISTERS", "REGISTERS", "OrderedAlongText"]
@@ -48,10 +49,7 @@ class OrderedAlongText(OrderedElements):
             "  const int t = threadIdx.x % T, slot = t / F;",
             f"  const fuser_index length = {self.length}, rows = {self.product(self.kept)};",
             *indent(self._waiting()),
-            f"  for (fuser_index first = static_cast<fuser_index>(blockIdx.x) * {self.teams}; first < rows;",
-            f"       first += static_cast<fuser_index>(gridDim.x) * {self.teams}) {{",
-            *indent(body, 2),
-            "  }",
+            *indent(self._each_row(body)),
             "}",
         ]
 
@@ -167,9 +165,7 @@ class OrderedAlongText(OrderedElements):
         buffers, places = ("[2]", "Y") if self._spreads else ("", "T")
         if self.order.schedule.is_serial:
             places = "A * T + Y"
-        most = f"sizeof(fuser_pass{self.loop.combining[0]}::part)"
-        for level in self.loop.combining[1:]:
-            most = f"fuser_most({most}, sizeof(fuser_pass{level}::part))"
+        most = most_of(f"sizeof(fuser_pass{level}::part)" for level in self.loop.combining)
         return [f"alignas(16) __shared__ unsigned char shared{buffers}[{self.teams}][({places}) * {most}];"]
 
     def _edges(self) -> list[str]:

@@ -189,10 +189,7 @@ class OrderedAcrossText(AcrossText):
         return [*lines, *each, *some, *indent(compute), "}"]
 
     def _place(self, number: str = "") -> list[str]:
-        number = number or self._number("u")
-        if len(self.reduced) > 1:
-            return [f"fuser_index rest = {number};", *self.split("rest", self.reduced)]
-        return [f"const fuser_index i0 = {number};"]
+        return self.place(number or self._number("u"))
 
     def _number(self, u: str) -> str:
         # Of a thread's u-th element from ``begin`` on: vectors are so many neighbours.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from fuser.codegen import KERNEL_NAME, Operand, indent
 from fuser.cuda.along_elements import WARP, AlongElements
+from fuser.cuda.row_text import most_of
 from fuser.cuda.rows_across import AcrossText
 from fuser.row_parts import RowPart, RowPass
 from fuser.scan_access import CHUNK
@@ -23,10 +24,7 @@ class ScannedAlongText(AlongElements):
         tuning, rows = self.tuning, self.product(self.kept)
         warps = max(tuning.team // WARP, 1)
         chunk = self.loop.rows.order.schedule.x if self.loop.rows.order else min(CHUNK, self.span)
-        parts = [f"fuser_scan<C, W, V, U, fuser_pass{level}>::told" for level in self.loop.combining]
-        most = parts[0]
-        for part in parts[1:]:
-            most = f"fuser_most({most}, {part})"
+        most = most_of(f"fuser_scan<C, W, V, U, fuser_pass{level}>::told" for level in self.loop.combining)
         body = [
             f"const fuser_index number = first + threadIdx.x / {tuning.team};",
             "const bool is_row = number < rows;",
@@ -55,10 +53,7 @@ class ScannedAlongText(AlongElements):
             f"  const fuser_index length = {self.length}, rows = {rows};",
             f"  alignas(16) __shared__ unsigned char shared[2][{self.teams}][G > 1 ? (G * {most} + 15) / 16 * 16 : 1];",
             "  int turn = 0;",
-            f"  for (fuser_index first = static_cast<fuser_index>(blockIdx.x) * {self.teams}; first < rows;",
-            f"       first += static_cast<fuser_index>(gridDim.x) * {self.teams}) {{",
-            *indent(body, 2),
-            "  }",
+            *indent(self._each_row(body)),
             "}",
         ]
 
