@@ -22,6 +22,8 @@ __all__ = [
     "counted_widths",
     "dense_width",
     "plan_walk",
+    "power_above",
+    "power_below",
     "walk_singly",
 ]
 
@@ -236,6 +238,16 @@ def _tile_side(itemsizes: Sequence[int]) -> int:
         if sum(side * (side * size + max(size, 4)) for size in itemsizes) <= MAX_TILE_BYTES:
             return side
     return 0
+
+
+def power_above(number: int) -> int:
+    """Return the smallest power of two that is no less."""
+    return 1 << max(number - 1, 0).bit_length()
+
+
+def power_below(number: int) -> int:
+    """Return the largest power of two that is no more, or 1."""
+    return 1 << max(number, 1).bit_length() - 1
 
 
 def counted_widths(space: IterationSpace, first: int, dim: int) -> dict[int, int]:

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from functools import partial
 from math import prod
 
-from fuser.access import GATHER_VECTOR, VECTOR_BYTES, Access, Tuning, Walk, counted_widths, dense_width
+from fuser.access import GATHER_VECTOR, VECTOR_BYTES, Access, Tuning, Walk, counted_widths, power_above, power_below
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import RowSpec
 from fuser.layout import IterationSpace
 from fuser.orders import RowOrder, Schedule
-from fuser.row_space import count_accumulators, reduction_levels
+from fuser.row_space import count_accumulators, has_one_pass, moving_widths, reduction_levels
 
-__all__ = ["plan_ordered_walk", "warps_beside"]
+__all__ = ["plan_ordered_walk", "step_of", "warps_beside"]
 
 # Threads of a block where a row has fewer, and at most; bytes of rows that the threads of a block keep in registers, of
 # each at most.
@@ -80,18 +80,14 @@ def plan_ordered_walk(
     is_row = [rows.is_row[value] for value in values]
     # The operand whose address says where vectors begin.
     source = values.index(order.source) if order.source >= 0 else -1
-    moving = [
-        slot
-        for slot, strides in enumerate(space.strides[: len(itemsizes)])
-        if strides[rows.inner] and (rows.is_across or not is_row[slot])
-    ]
+    widths = moving_widths(space, rows, is_row, itemsizes, aligned)
+    moving = [*widths]
     # What the first pass reads stays in registers.
     first = _read_first(group)
     slots = [slot for slot in moving if slot >= len(group.outputs) and values[slot] in first]
     own = [itemsizes[slot] for slot in slots] or [4]
     early: list[int] = []
-    levels = reduction_levels(group)
-    is_one_pass = max(levels) == 1 and all(rows.is_row[value] for value in group.outputs if levels[value])
+    is_one_pass = has_one_pass(group, rows)
     if order.is_across:
         # What else there is of each element.
         others = sum(not is_row[slot] for slot in moving) - 1
@@ -109,8 +105,7 @@ def plan_ordered_walk(
         )
     elif order.spreads and is_one_pass and _is_chained(space, rows, order):
         vector = order.schedule.vector
-        pieces = max(order.schedule.slots // WARP, MOST_PIECES // prod(space.sizes[rows.reduced :]))
-        pieces = 1 << pieces.bit_length() - 1
+        pieces = power_below(max(order.schedule.slots // WARP, MOST_PIECES // prod(space.sizes[rows.reduced :])))
         # What is added up of an element: the first accumulator is of its type, any other may be a place.
         part = max(*own, 4) + 8 * (count_accumulators(group) - 1)
         unroll = max(CHAIN_BYTES // (vector * part), 1)
@@ -140,7 +135,6 @@ def plan_ordered_walk(
         # No bounds are checked where there are none to cross.
         whole = tuning.team * tuning.cluster * tuning.unroll * vector
         tuning = tuning._replace(multiple=tuning.multiple if space.sizes[0] % whole else whole)
-    widths = {slot: dense_width(space.strides[slot], rows.inner, itemsizes[slot], aligned[slot]) for slot in moving}
     widths |= {} if order.has_edges else counted_widths(space, len(itemsizes), rows.inner)
     if order.has_edges:
         # Rows begin anywhere, vectors where those of the source are aligned.
@@ -223,8 +217,7 @@ def _along(
     block = max(team, BLOCK) if schedule.blocks == 1 else team
     most = min(most, BLOCK_BYTES // block // bytes_per_element) // vector
     if steps <= most and schedule.blocks == 1:
-        # In eight sizes to a power of two.
-        step = max((1 << max(steps - 1, 0).bit_length()) // 8, 1)
+        step = step_of(steps)
         unroll = unroll or max(-(-steps // step) * step, 1)
         return vector, Tuning(block=block, unroll=unroll, team=team, is_resident=True, multiple=multiple)
     unroll, is_few = 1, prod(space.sizes[rows.reduced :]) * team <= ENOUGH_THREADS
@@ -256,6 +249,11 @@ def _along(
         is_straight=is_straight,
         resident=max(ENOUGH_THREADS // PROCESSORS // block, 1) if is_few and not piece else 0,
     )
+
+
+def step_of(count: int) -> int:
+    """Return of what a thread's number of vectors is a multiple: there are eight sizes to a power of two."""
+    return max(power_above(count) // 8, 1)
 
 
 def warps_beside(team: int, schedule: Schedule) -> int:
@@ -337,8 +335,7 @@ def _spread(
     steps = steps * (schedule.slots // threads) if schedule.is_even else -(-length // (threads * vector))
     block = max(team, BLOCK) if cluster == 1 else team
     if steps <= min(KEPT_BYTES, BLOCK_BYTES // block) // (vector * bytes_per_element):
-        # In eight sizes to a power of two.
-        step = max((1 << max(steps - 1, 0).bit_length()) // 8, 1)
+        step = step_of(steps)
         unroll = max(-(-steps // step) * step, 1)
         if length == unroll * threads * vector and rows.reduced == 1 and not order.has_edges:
             multiple = length
@@ -350,8 +347,7 @@ def _spread(
             block=block, unroll=unroll, team=team, is_resident=True, cluster=cluster, multiple=multiple, spare=spare
         )
     # What is read again comes from as many threads as there are.
-    unroll = min(max(IN_FLIGHT_BYTES // (2 * vector * bytes_per_element), 1), MAX_UNROLL)
-    unroll = 1 << unroll.bit_length() - 1
+    unroll = power_below(min(IN_FLIGHT_BYTES // (2 * vector * bytes_per_element), MAX_UNROLL))
     return vector, Tuning(block=max(threads, BLOCK), unroll=unroll, team=threads, multiple=multiple)
 
 
@@ -385,7 +381,7 @@ def _across(
 ) -> tuple[int, Tuning]:
     width, count = space.sizes[rows.reduced], prod(space.sizes[rows.reduced :])
     threads, itemsize = order.schedule.y, max(itemsizes)
-    vector = min(VECTOR_BYTES // itemsize, MAX_UNROLL, 1 << max(width - 1, 0).bit_length())
+    vector = min(VECTOR_BYTES // itemsize, MAX_UNROLL, power_above(width))
     if (others or accumulators > 1 or order.schedule.blocks > 1) and order.schedule.accumulators > 1:
         # More threads compute than only add, and more blocks combine what blocks came to, each for fewer columns.
         vector = min(vector, GATHER_VECTOR)
@@ -404,7 +400,7 @@ def _across(
         while vector > 1 and count // vector * threads <= FEW_THREADS and unroll < MOST_ROWS:
             vector, unroll = vector // 2, 2 * unroll
         team = min(SEGMENT // (vector * itemsize), WARP) if threads > 1 else WARP
-        team = min(team, 1 << max(-(-count // vector) - 1, 0).bit_length())
+        team = min(team, power_above(-(-count // vector)))
         blocks, piece = -(-count // (team * vector)), 1
         length = prod(space.sizes[: rows.reduced])
         is_large = is_one_pass and (length * count >= MANY_ELEMENTS or length >= LONG_COLUMN)
@@ -415,7 +411,7 @@ def _across(
             # Large blocks have few registers for each thread.
             unroll //= 2
         return vector, Tuning(block=block, unroll=unroll, team=team, piece=piece if piece > 1 else 0)
-    team = min(max(BLOCK // threads, WARP), MAX_BLOCK // threads, 1 << max(-(-count // vector) - 1, 0).bit_length())
+    team = min(max(BLOCK // threads, WARP), MAX_BLOCK // threads, power_above(-(-count // vector)))
     while team * threads * vector * accumulators * ACCUMULATOR_BYTES > SHARED_BYTES and team > 1:
         team //= 2
     least = max(order.schedule.accumulators, GATHER_VECTOR)

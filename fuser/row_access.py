@@ -9,12 +9,22 @@ from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
 
-from fuser.access import GATHER_VECTOR, VECTOR_BYTES, Access, Tuning, Walk, counted_widths, dense_width
+from fuser.access import (
+    GATHER_VECTOR,
+    VECTOR_BYTES,
+    Access,
+    Tuning,
+    Walk,
+    counted_widths,
+    dense_width,
+    power_above,
+    power_below,
+)
 from fuser.combining import BATCH, Reduction
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import RowSpec
 from fuser.layout import IterationSpace
-from fuser.row_space import count_accumulators, reduction_levels
+from fuser.row_space import count_accumulators, has_one_pass, moving_widths
 
 __all__ = [
     "MAX_CLUSTER", "ODD_ROW", "PARTS_BYTES", "RowLimits", "column_pieces", "most_kept", "persistent_blocks",
@@ -122,12 +132,9 @@ def plan_row_walk(
     producers = group.producers()
     makers = [group.applications[producers[value]].function.reduction for value in group.outputs]
     pieces = {slot for slot, reduction in enumerate(makers) if reduction and reduction.pieces}
-    moving = [
-        slot
-        for slot, strides in enumerate(space.strides[: len(itemsizes)])
-        if strides[inner] and (rows.is_across or not is_row[slot]) and slot not in pieces
-    ]
-    widths = {slot: dense_width(space.strides[slot], inner, itemsizes[slot], aligned[slot]) for slot in moving}
+    widths = moving_widths(space, rows, is_row, itemsizes, aligned)
+    widths = {slot: width for slot, width in widths.items() if slot not in pieces}
+    moving = [*widths]
     # Places that a reduction takes are compared: neighbours are one and the next, not what differs in some bits.
     added = [item for item in group.applications if item.function.reduction and item.function.reduction.order != "pick"]
     taken = {value for item in added for value in item.tensors}
@@ -137,8 +144,8 @@ def plan_row_walk(
     vector = VECTOR_BYTES // max(wide, default=VECTOR_BYTES)
     if any(space.strides[slot][inner] > 1 for slot in moving if not is_row[slot]):
         vector = min(vector, GATHER_VECTOR)
-    vector = min(vector, _above(space.sizes[inner]))
-    may_share, accumulators = _is_one_pass(group, rows), count_accumulators(group)
+    vector = min(vector, power_above(space.sizes[inner]))
+    may_share, accumulators = has_one_pass(group, rows), count_accumulators(group)
     if rows.is_across:
         read_bytes = sum(itemsizes[slot] for slot in moving if slot >= len(group.outputs) and not is_row[slot])
         vector, tuning = _across(space, rows, vector, accumulators, read_bytes, may_share=may_share)
@@ -210,30 +217,14 @@ def most_kept(vector: int, itemsize: int, clusters: int) -> int:
 
 def _most_unroll(vector: int, bytes_per_element: int) -> int:
     # Vectors of a thread: what there is per element between passes takes registers, too.
-    most = _below(KEPT_BYTES // max(vector * bytes_per_element, 1))
+    most = power_below(KEPT_BYTES // max(vector * bytes_per_element, 1))
     return min(most, max(KEPT_ELEMENTS // vector, 1), ODD_UNROLL if vector == 1 else MAX_UNROLL)
-
-
-def _above(size: int) -> int:
-    # The smallest power of two that is no less.
-    return 1 << max(size - 1, 0).bit_length()
-
-
-def _below(size: int) -> int:
-    # The largest power of two that is no more, or 1.
-    return 1 << max(size, 1).bit_length() - 1
 
 
 def _multiple(length: int, vector: int, tuning: Tuning) -> int:
     # No bounds are checked where there are none to cross.
     whole = tuning.team * tuning.unroll * vector * tuning.sharers
     return next((size for size in (whole, vector) if length and length % size == 0), 0)
-
-
-def _is_one_pass(group: FusionGroup, rows: RowSpec) -> bool:
-    # Whether nothing is computed per element after a reduction.
-    levels = reduction_levels(group)
-    return max(levels) == 1 and all(rows.is_row[value] for value in group.outputs if levels[value])
 
 
 def _only_picks(group: FusionGroup, rows: RowSpec) -> bool:
@@ -260,7 +251,7 @@ def _along(
     length = prod(space.sizes[: rows.reduced])
     if may_share and length > 2 * BATCH and prod(space.sizes[rows.reduced :]) < ENOUGH_BLOCKS:
         # Blocks have a batch each, so short that others have much on its way while one of them ends.
-        unroll = min(max(_below(SHARED_BYTES // max(vector * bytes_per_element, 1)), 1), MAX_UNROLL)
+        unroll = min(max(power_below(SHARED_BYTES // max(vector * bytes_per_element, 1)), 1), MAX_UNROLL)
         team = min(max(BATCH // (vector * unroll), SHARED_TEAM), MAX_BLOCK)
         return Tuning(block=team, unroll=BATCH // (vector * team), team=team, piece=BATCH)
     # A single pass wants many threads.
@@ -272,11 +263,11 @@ def _along(
         # What there is to do for a row is shared by few threads, if it is not one vector of each.
         is_shared = WARP // 4 < steps <= WARP or (vector == 1 and length <= SHORT_ROW)
         unroll = max(min(most, 4, SHORT_BYTES // max(vector * bytes_per_element, 1)), 1) if is_shared else 1
-        while unroll * unroll > _above(steps):
+        while unroll * unroll > power_above(steps):
             # As many threads as each has vectors: one for the sum of each.
             unroll //= 2
-        team = min(_above(-(-steps // unroll)), WARP)
-        return Tuning(block=256, unroll=_above(-(-steps // team)), team=team, is_resident=True)
+        team = min(power_above(-(-steps // unroll)), WARP)
+        return Tuning(block=256, unroll=power_above(-(-steps // team)), team=team, is_resident=True)
     if not combines:
         # Nobody waits for others: a row's elements come one after another.
         unroll = min(most, STREAMING_UNROLL)
@@ -327,7 +318,7 @@ def _stretched(length: int, vector: int, bytes_per_element: int, limits: RowLimi
     own_bytes = -(-length // blocks) * bytes_per_element
     team = STRETCHING_BLOCK if own_bytes > LONG_STRETCH_BYTES else STRETCHING_BLOCK // 2
     in_flight = HOLDING_BYTES if own_bytes <= limits.shared_bytes // 2 else STRETCHING_BYTES
-    unroll = max(_below(in_flight // max(vector * bytes_per_element, 1)), BATCH // (team * vector))
+    unroll = max(power_below(in_flight // max(vector * bytes_per_element, 1)), BATCH // (team * vector))
     stretch = _stretch(length, blocks, team * unroll * vector)
     # As much is on its way as there may be, but for blocks that would have nothing to do.
     while team * unroll * vector > BATCH and 9 * stretch * blocks > 10 * length:
@@ -355,8 +346,8 @@ def _persistent(length: int, vector: int) -> Tuning:
     for unroll in (2, 1, 4, 8, 16, 32):
         # Threads that take so many vectors: less than a warp, or whole ones.
         team = -(-steps // unroll)
-        team = _above(team) if team <= WARP else _team(steps, unroll)
-        block = team * _below(PERSISTENT_BLOCK // team)
+        team = power_above(team) if team <= WARP else _team(steps, unroll)
+        block = team * power_below(PERSISTENT_BLOCK // team)
         found.append(Tuning(block=block, unroll=unroll, team=team, is_resident=True))
     # Of as many rows at a time those whose threads all have something.
     best = max(found[:2], key=lambda tuning: (_rows_at_a_time(tuning), -tuning.team * tuning.unroll))
@@ -407,7 +398,7 @@ def column_pieces(length: int, rows: int, itemsizes: Sequence[int], part_bytes: 
 def _team(steps: int, unroll: int) -> int:
     # Threads that take so many vectors: warps in eight sizes to a power of two.
     warps = -(-steps // (unroll * WARP))
-    step = max(_above(warps) // 16, 1)
+    step = max(power_above(warps) // 16, 1)
     return -(-warps // step) * step * WARP
 
 
@@ -424,14 +415,14 @@ def _across(
     block = 256
     while block > WARP and block * vector * accumulators > MAX_WAITING:
         block //= 2
-    unroll = min(max(_below(IN_FLIGHT_BYTES // max(vector * bytes_per_element, 1)), 4), 16)
+    unroll = min(max(power_below(IN_FLIGHT_BYTES // max(vector * bytes_per_element, 1)), 4), 16)
     if length <= FEW_TO_SHARE:
         # A thread has a row's elements alone.
-        team = block = min(block, _above(-(-count // vector)))
+        team = block = min(block, power_above(-(-count // vector)))
     else:
-        team = min(WARP, _above(-(-count // vector)))
+        team = min(WARP, power_above(-(-count // vector)))
         # As many threads of a batch as have several elements each.
-        block = min(block, team * max(_above(min(length, BATCH)) // 8, 1))
+        block = min(block, team * max(power_above(min(length, BATCH)) // 8, 1))
     # Narrower vectors, and more threads for each row, where there is little for each.
     most = MAX_BLOCK // 2 if length > FEW_TO_SHARE else block
     while most > block and most * accumulators > MOST_WAITING:
@@ -449,5 +440,5 @@ def _across(
         while piece > SHORTEST_PIECE and tiles * -(-length // piece) < ENOUGH_TILES:
             piece //= 2
     # What a thread has of a batch.
-    unroll = min(unroll, max(_above(-(-min(piece or BATCH, length) // (block // team))), 4))
+    unroll = min(unroll, max(power_above(-(-min(piece or BATCH, length) // (block // team))), 4))
     return vector, Tuning(block=block, unroll=unroll, team=team, piece=piece)

@@ -10,10 +10,11 @@ from collections.abc import Collection, Iterable, Sequence
 from math import prod
 from typing import NamedTuple
 
+from fuser.access import dense_width
 from fuser.application import Application
 from fuser.combining import Reduction
 from fuser.graph import FusionGroup
-from fuser.kernel_spec import ValueLayout
+from fuser.kernel_spec import RowSpec, ValueLayout
 from fuser.layout import IterationSpace, Shape, Strides, broadcast_shapes, build_iteration_space
 
 __all__ = [
@@ -21,7 +22,9 @@ __all__ = [
     "build_row_space",
     "count_accumulators",
     "find_row_shape",
+    "has_one_pass",
     "lies_across",
+    "moving_widths",
     "reduction_levels",
     "row_dims",
 ]
@@ -198,6 +201,31 @@ def reduction_levels(group: FusionGroup) -> list[int]:
         level = max(levels[value] for value in item.tensors) + (reduction is not None and not reduction.pieces)
         levels += [level] * item.function.num_outputs
     return levels
+
+
+def has_one_pass(group: FusionGroup, rows: RowSpec) -> bool:
+    """Whether nothing is computed per element after a reduction."""
+    levels = reduction_levels(group)
+    return max(levels) == 1 and all(rows.is_row[value] for value in group.outputs if levels[value])
+
+
+def moving_widths(
+    space: IterationSpace, rows: RowSpec, is_row: Sequence[bool], itemsizes: Sequence[int], aligned: Sequence[bool]
+) -> dict[int, int]:
+    """Return the widest access (``dense_width``) of each operand that a thread moves along from element to element.
+
+    Args:
+        space: the loop nest; operands are outputs first, counters last.
+        rows: what is reduced of it.
+        is_row: for each operand whether it is one per row.
+        itemsizes: bytes of an element of each operand in memory.
+        aligned: whether each of them starts at a multiple of VECTOR_BYTES.
+    """
+    return {
+        slot: dense_width(space.strides[slot], rows.inner, itemsize, is_aligned)
+        for slot, (itemsize, is_aligned) in enumerate(zip(itemsizes, aligned, strict=True))
+        if space.strides[slot][rows.inner] and (rows.is_across or not is_row[slot])
+    }
 
 
 def count_accumulators(group: FusionGroup) -> int:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from fuser.access import GATHER_VECTOR, VECTOR_BYTES, Access, Tuning, Walk, dense_width
+from fuser.access import GATHER_VECTOR, VECTOR_BYTES, Access, Tuning, Walk, power_above
 from fuser.kernel_spec import RowSpec
 from fuser.layout import IterationSpace
+from fuser.row_space import moving_widths
 
 __all__ = ["CHUNK", "plan_scan_walk"]
 
@@ -30,26 +31,21 @@ def plan_scan_walk(
     aligned: Sequence[bool],
 ) -> Walk:
     """Decide how the operands of one call are read and written; arguments as of ``row_access.plan_row_walk``."""
-    moving = [
-        slot
-        for slot, strides in enumerate(space.strides[: len(itemsizes)])
-        if strides[rows.inner] and (rows.is_across or not is_row[slot])
-    ]
-    widths = {slot: dense_width(space.strides[slot], rows.inner, itemsizes[slot], aligned[slot]) for slot in moving}
-    vector = VECTOR_BYTES // max((itemsizes[slot] for slot in moving), default=VECTOR_BYTES)
-    if any(space.strides[slot][rows.inner] > 1 for slot in moving):
+    widths = moving_widths(space, rows, is_row, itemsizes, aligned)
+    vector = VECTOR_BYTES // max((itemsizes[slot] for slot in widths), default=VECTOR_BYTES)
+    if any(space.strides[slot][rows.inner] > 1 for slot in widths):
         vector = min(vector, GATHER_VECTOR)
     length, width = space.sizes[0], space.sizes[rows.reduced]
     count = prod(space.sizes[rows.reduced :])
-    vector = min(vector, _above(width if rows.is_across else length))
+    vector = min(vector, power_above(width if rows.is_across else length))
     if rows.is_across:
         while vector > 1 and (count < FEW_COLUMNS * vector or width % vector):
             vector //= 2
-        team = min(BLOCK, max(_above(-(-width // vector)), WARP))
+        team = min(BLOCK, max(power_above(-(-width // vector)), WARP))
         tuning = Tuning(block=team, unroll=AHEAD, team=team)
     else:
-        chunk = rows.order.schedule.x if rows.order is not None else min(CHUNK, _above(length))
-        steps, widest = _above(-(-length // vector)), max((itemsizes[slot] for slot in moving), default=1)
+        chunk = rows.order.schedule.x if rows.order is not None else min(CHUNK, power_above(length))
+        steps, widest = power_above(-(-length // vector)), max((itemsizes[slot] for slot in widths), default=1)
         # What is read in small pieces is read by more threads, whose pieces lie closer together.
         least = FEW_THREADS * (2 if any(width < vector for width in widths.values()) else 1)
         team = min(max(least, chunk // vector), max(steps // FEW_VECTORS, 1), WARP)
@@ -63,8 +59,3 @@ def plan_scan_walk(
         tuning = Tuning(block=block, unroll=unroll, team=team, multiple=multiple)
     accesses = tuple(Access(min(widths.get(slot, 1), vector)) for slot in range(len(space.strides)))
     return Walk(space, vector, accesses, tuning)
-
-
-def _above(size: int) -> int:
-    # The smallest power of two that is no less.
-    return 1 << max(size - 1, 0).bit_length()

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from math import log2, prod
 from typing import NamedTuple
 
+from fuser.access import power_above, power_below
 from fuser.layout import Shape, Strides
 from fuser.orders import COLUMN_ORDERS, Schedule
 
@@ -135,7 +136,7 @@ def _channels_schedule(length: int, width: int) -> Schedule | None:
     # Normalization.cuh, of channels that lie side by side.
     if length * width > MAX_BYTES or length >= MOST_COUNTED:
         return None
-    height = min(_power_below(-(-length // 16)), MAX_THREADS // min(_power_below(width), 32))
+    height = min(power_below(-(-length // 16)), MAX_THREADS // min(power_below(width), 32))
     blocks = min(-(-length // (16 * height)), 128)
     return Schedule(1, height, blocks if blocks >= 8 else 1)
 
@@ -146,7 +147,7 @@ def _planes_schedule(layout: Layout, *, rises: bool) -> Schedule | None:
     if not (layout.reduced and layout.kept) or layout.reduced[0][1] != 1 or layout.length >= MOST_COUNTED:
         return None
     plane = layout.reduced[0][0]
-    threads = min(max(_power_above(plane), WARP), MAX_THREADS)
+    threads = min(max(power_above(plane), WARP), MAX_THREADS)
     pitch = threads if plane % threads and len(layout.reduced) > 1 else 0
     return Schedule(WARP, MAX_THREADS // WARP, accumulators=1, rises=rises, pitch=pitch)
 
@@ -155,7 +156,7 @@ def _across_softmax_schedule(layout: Layout) -> Schedule:
     # SoftMax.cu, spatial: threads share a column where there are few beside each other.
     length, width, threads = layout.length, min(layout.kept[0][0], SOFTMAX_THREADS), 1
     if width <= FEW_COLUMNS <= length:
-        threads = _power_below(min(SOFTMAX_THREADS // width, length))
+        threads = power_below(min(SOFTMAX_THREADS // width, length))
     return Schedule(1, threads, accumulators=1)
 
 
@@ -164,12 +165,12 @@ def _softmax_schedule(order: str, length: int, itemsize: int, *, is_aligned: boo
     is_forward, is_plain = "backward" not in order, order in {"softmax", "log_softmax"}
     # PersistentSoftmax.cuh: a warp for each row.
     if length <= SHORT_SOFTMAX * (1 + is_plain) and length * itemsize <= SHORT_SOFTMAX_BYTES * (1 + is_plain):
-        return Schedule(_power_above(min(length, WARP)), accumulators=1)
+        return Schedule(power_above(min(length, WARP)), accumulators=1)
     # SoftMax.cu: a block.
     vector = VECTOR_BYTES // itemsize
     threads = SOFTMAX_THREADS
     if not is_forward:
-        threads = max(_power_above(min(length // vector, threads) // 2), WARP)
+        threads = max(power_above(min(length // vector, threads) // 2), WARP)
     elif is_plain and -(-length // threads) <= MAX_REGISTERS:
         return Schedule(WARP, threads // WARP, accumulators=1)
     room = (SHARED_BYTES - threads // WARP * max(itemsize, 4)) // itemsize
@@ -221,7 +222,7 @@ def sum_schedule(
             across = _output_vector(layout)
         most = MAX_THREADS // across
         inner, outer = rows // across, length
-    inner, outer = _power_below(min(inner, most)), _power_below(min(outer, most))
+    inner, outer = power_below(min(inner, most)), power_below(min(outer, most))
     width = min(inner, 32)
     height = min(outer, most // width)
     width = min(inner, most // height)
@@ -276,13 +277,3 @@ def _merge(dims: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
         else:
             merged.append((size, stride))
     return tuple(merged)
-
-
-def _power_above(number: int) -> int:
-    # The smallest power of two that is no less.
-    return 1 << max(number - 1, 0).bit_length()
-
-
-def _power_below(number: int) -> int:
-    # The largest power of two that is no more, or 1.
-    return 1 << max(number, 1).bit_length() - 1

@@ -10,7 +10,7 @@ import torch
 from fuser.codegen import Operand, RowLoop, indent
 from fuser.cuda.row_text import in_turns
 from fuser.cuda.rows_along import AlongText
-from fuser.ordered_access import warps_beside
+from fuser.ordered_access import step_of, warps_beside
 from fuser.orders import RowOrder
 from fuser.row_parts import Accumulator, RowPart, RowPass
 
@@ -72,7 +72,7 @@ class OrderedElements(AlongText):
         accumulator, is_there = "k % A" if self.order.schedule.vector > 1 or self.is_wide else "u % A", ""
         if loop.tuning.is_resident:
             # All but the last vectors of a thread are there; of each slot, one less where rows have edges.
-            whole = _last_vectors(loop.tuning.unroll) + self.order.has_edges * self._own_slots
+            whole = step_of(loop.tuning.unroll) + self.order.has_edges * self._own_slots
             if self.threads > 1 and not self._spreads:
                 # Of the last warps.
                 whole = self.order.schedule.x * self.warps // loop.tuning.team if self.warps > 1 else 1
@@ -391,8 +391,3 @@ class OrderedElements(AlongText):
 def unrolled(lines: list[str], site: Site) -> list[str]:
     """Write a loop over the vectors that a thread has of a site."""
     return ["#pragma unroll", f"for (int u = 0; u < {site.unroll}; ++u) {{", *indent(lines), "}"]
-
-
-def _last_vectors(unroll: int) -> int:
-    # Vectors of a thread's that may not be there: counts go in eight sizes to a power of two.
-    return max((1 << max(unroll - 1, 0).bit_length()) // 8, 1)
