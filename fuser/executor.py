@@ -31,7 +31,7 @@ from fuser.kernel_spec import KernelSpec, infer_layouts
 from fuser.launcher import Launcher, Replayer, record_call, record_through
 from fuser.outputs import check_out, finish_out
 from fuser.plain_torch import unwatched
-from fuser.plan import Buffer, Plan, Step
+from fuser.plan import Plan, Step, number_of
 from fuser.planner import make_plan
 from fuser.process import ignoring
 from fuser.resizing import find_resizer
@@ -109,11 +109,7 @@ def run_planned(
         if is_resized:
             # Strides are other ones than those planned for.
             return run_plain(spec, inputs, out), None
-        outputs = list(out)
-    else:
-        outputs = _allocate(plan.outputs, plan.device)
-    written = outputs + _allocate(plan.temporaries, plan.device)
-    written += [torch.zeros(size, dtype=torch.uint8, device=plan.device) for size in plan.workspaces]
+    written = plan.allocate(out)
     try:
         for step in plan.steps:
             _launch(step, inputs + written, written)
@@ -122,13 +118,13 @@ def run_planned(
         if any(
             item.function.op is None and wrong in (*item.tensors, *item.scalars) for item in spec.group.applications
         ):
-            raise range_error(name_input(spec.group, wrong), _number(inputs[wrong])) from None
+            raise range_error(name_input(spec.group, wrong), number_of(inputs[wrong])) from None
         # torch's ops take such an integer as one without a sign, or have an error of their own.
         return run_fallback(spec, inputs, "an integer does not fit in 64 bits", out), None
     if out is not None:
         # Autograd must see that what it may have saved was written to.
-        torch.autograd.graph.increment_version(outputs)
-    return outputs, plan
+        torch.autograd.graph.increment_version(out)
+    return written[: len(plan.outputs)], plan
 
 
 def _keeps_apart(group: FusionGroup) -> bool:
@@ -223,10 +219,6 @@ def _restore(item: KeptPlan) -> bool:
             _plans.setdefault(spec.key, Lru()).put(signature, plan, config.max_plans)
         return True
     return False
-
-
-def _allocate(buffers: Sequence[Buffer], device: torch.device) -> list[torch.Tensor]:
-    return [torch.empty_strided(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in buffers]
 
 
 def read_scalars(spec: KernelSpec, inputs: list[Any]) -> list[Any]:
@@ -336,10 +328,7 @@ def under_autocast(spec: KernelSpec, inputs: Sequence[Any]) -> KernelSpec:
 
 
 def _launch(step: Step, inputs: list[Any], outputs: list[torch.Tensor]) -> None:
-    addresses = [outputs[slot].data_ptr() for slot in step.outputs]
-    addresses += [inputs[index].data_ptr() for index in step.inputs]
-    numbers = [_number(inputs[index]) for index in step.numbers]
-    arguments = step.packer.pack(addresses, numbers)
+    arguments = step.pack(inputs, outputs)
     if log.wants("launch"):
         names = ", ".join(functor.entry for functor in step.kernel.source.functors)
         log.say("launch", f"{names}: {step.launch}, {len(step.inputs)} inputs, {len(step.outputs)} outputs")
@@ -348,12 +337,8 @@ def _launch(step: Step, inputs: list[Any], outputs: list[torch.Tensor]) -> None:
 
 def _find_overflow(plan: Plan, inputs: Sequence[Any]) -> int:
     # Which input of a call no launch can pass on.
-    numbers = ((index, _number(inputs[index])) for step in plan.steps for index in step.numbers)
+    numbers = ((index, number_of(inputs[index])) for step in plan.steps for index in step.numbers)
     return next(index for index, item in numbers if isinstance(item, int) and not -(2**63) <= item < 2**63)
-
-
-def _number(item: Any) -> Any:
-    return item.item() if isinstance(item, torch.Tensor) else item
 
 
 def run_fallback(

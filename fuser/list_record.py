@@ -15,7 +15,7 @@ from torch import fx
 from fuser.errors import ArgumentError, describe_type
 from fuser.fused_kernel import ListPacker
 from fuser.kernel_spec import KernelSpec
-from fuser.plan import Buffer, start
+from fuser.plan import Buffer, number_of, start
 
 __all__ = ["Extent", "ListCall", "ListRecord", "ListStep", "ListTarget", "are_apart"]
 
@@ -170,8 +170,8 @@ class ListRecord:
             memory = None
         results: list[list[Any]] = [[None] * call.count for _ in range(self.output_count)]
         made = []
-        for output, position, (shape, strides, dtype), device in self.allocations:
-            results[output][position] = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+        for output, position, buffer, device in self.allocations:
+            results[output][position] = buffer.allocate(device)
             made.append(results[output][position])
         if memory is None or made:
             everything = addresses + [item.data_ptr() for item in made]
@@ -181,7 +181,7 @@ class ListRecord:
             self.memory = None if made else memory
         try:
             packed = [
-                step.packer.pack(tables, [self._number(flat, slot) for slot in step.numbers])
+                step.packer.pack(tables, [number_of(self._item(flat, slot)) for slot in step.numbers])
                 for step, tables in zip(self.steps, memory.tables, strict=True)
             ]
         except struct.error:
@@ -194,9 +194,8 @@ class ListRecord:
             torch.autograd.graph.increment_version([item for item, extent in pairs if extent.is_written])
         return call.run_plainly(self.plain, results)
 
-    def _number(self, flat: Sequence[Any], slot: int) -> Any:
-        item = flat[slot] if slot >= 0 else self.constants[-1 - slot]
-        return item.item() if isinstance(item, torch.Tensor) else item
+    def _item(self, flat: Sequence[Any], slot: int) -> Any:
+        return flat[slot] if slot >= 0 else self.constants[-1 - slot]
 
 
 def are_apart(addresses: Sequence[int], extents: Sequence[Extent]) -> bool:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.autograd import profiler
@@ -18,7 +18,7 @@ from fuser.layout import Shape, Strides
 if TYPE_CHECKING:
     from fuser.eager_program import EagerCall
 
-__all__ = ["Buffer", "Plan", "Step", "event_name", "start"]
+__all__ = ["Buffer", "Plan", "Step", "event_name", "number_of", "start"]
 
 # How many functors the name of a launch has.
 MAX_NAMES = 8
@@ -52,6 +52,12 @@ class Plan(NamedTuple):
     # How its one launch depends on the number of elements, where nothing else does.
     flat: Flat | None = None
 
+    def allocate(self, out: Sequence[torch.Tensor] | None = None) -> list[torch.Tensor]:
+        """Return what the steps write: the outputs, new ones unless given, then temporaries and workspaces."""
+        buffers = self.temporaries if out is not None else self.outputs + self.temporaries
+        made = [*(out or ()), *(item.allocate(self.device) for item in buffers)]
+        return made + [torch.zeros(size, dtype=torch.uint8, device=self.device) for size in self.workspaces]
+
 
 class Buffer(NamedTuple):
     """A tensor to allocate."""
@@ -60,6 +66,10 @@ class Buffer(NamedTuple):
     # In elements.
     strides: Strides
     dtype: torch.dtype
+
+    def allocate(self, device: torch.device) -> torch.Tensor:
+        """Return a new tensor, which holds anything."""
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +94,28 @@ class Step:
     def __post_init__(self) -> None:
         object.__setattr__(self, "run", self.kernel.bind(self.launch, self.device_index))
 
+    def pack(self, inputs: Sequence[Any], written: Sequence[torch.Tensor]) -> bytes:
+        """Return the arguments of a launch.
+
+        Args:
+            inputs: the call's, and after them all that can be written.
+            written: the outputs, then the temporaries and workspaces.
+
+        Raises:
+            struct.error: an integer does not fit in 64 bits.
+        """
+        addresses = [written[slot].data_ptr() for slot in self.outputs]
+        addresses += [inputs[index].data_ptr() for index in self.inputs]
+        return self.packer.pack(addresses, [number_of(inputs[index]) for index in self.numbers])
+
     def start(self, arguments: bytes) -> None:
         """Launch with packed arguments, as an event of torch's profiler (a range of NVTX) where that is on."""
         start(self.run, self.name, arguments)
+
+
+def number_of(item: Any) -> Any:
+    """Return the number that an input is, or a 0-dim tensor holds."""
+    return item.item() if isinstance(item, torch.Tensor) else item
 
 
 def start(run: Callable[[bytes], None], name: str, arguments: bytes) -> None:

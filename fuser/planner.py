@@ -312,18 +312,10 @@ def _plan_alone(spec: KernelSpec, described: Sequence[TensorDesc]) -> Callable[[
 
 
 def _run_alone(plan: Plan, inputs: list[Any]) -> list[torch.Tensor]:
-    device = plan.device
-    made = [
-        torch.empty_strided(item.shape, item.strides, dtype=item.dtype, device=device)
-        for item in (*plan.outputs, *plan.temporaries)
-    ]
-    made += [torch.zeros(size, dtype=torch.uint8, device=device) for size in plan.workspaces]
-    values = [*inputs, *made]
+    written = plan.allocate()
     for step in plan.steps:
-        addresses = [made[slot].data_ptr() for slot in step.outputs]
-        addresses += [values[slot].data_ptr() for slot in step.inputs]
-        step.run(step.packer.pack(addresses, [values[slot] for slot in step.numbers]))
-    return made[: len(plan.outputs)]
+        step.run(step.pack(inputs + written, written))
+    return written[: len(plan.outputs)]
 
 
 def _laid_out_as(out: Sequence[TensorDesc], outputs: Sequence[TensorDesc]) -> list[TensorDesc]:

@@ -87,8 +87,8 @@ class ListCallable:
 
 def _allocate(buffers: Sequence[Buffer] | Buffer, device: torch.device) -> Sequence[torch.Tensor]:
     if isinstance(buffers, Buffer):
-        return torch.empty_strided(*buffers[:2], dtype=buffers.dtype, device=device).unbind()
-    return [torch.empty_strided(*item[:2], dtype=item.dtype, device=device) for item in buffers]
+        return buffers.allocate(device).unbind()
+    return [item.allocate(device) for item in buffers]
 
 
 class ListFusion(FusionModule):
