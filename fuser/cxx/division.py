@@ -15,7 +15,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from fuser.cxx.functor import Functor
-from fuser.cxx.preprocess import Token, tokenize
+from fuser.cxx.preprocess import Token, words_of
 
 __all__ = ["GUARD", "guard_divisions"]
 
@@ -60,7 +60,7 @@ def guard_divisions(functor: Functor) -> Functor:
 
 def _words(text: str) -> list[Token]:
     # A backslash there ends a line that goes on.
-    return [token for token in tokenize(text) if token.kind not in {"space", "comment"} and token.text != "\\"]
+    return [token for token in words_of(text) if token.text != "\\"]
 
 
 def _divisions(words: list[Token], fields: set[str], *, skips_macros: bool) -> list[tuple[int, str]]:

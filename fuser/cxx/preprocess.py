@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import NamedTuple
 
-__all__ = ["QUALIFIERS", "MappedText", "Place", "Preprocessed", "Problem", "Token", "preprocess", "tokenize"]
+__all__ = [
+    "QUALIFIERS", "MappedText", "Place", "Preprocessed", "Problem", "Token", "preprocess", "tokenize", "words_of",
+]  # fmt: skip
 
 # Line and column, from 1.
 Place = tuple[int, int]
@@ -405,6 +407,15 @@ def tokenize(text: str) -> Iterator[Token]:
     return (Token(str(match.lastgroup), _DIGRAPHS.get(match[0], match[0]), match.start()) for match in found)
 
 
+def words_of(text: str) -> list[Token]:
+    """Return the tokens of a text that are no comments and no blanks."""
+    return list(filter(_is_word, tokenize(text)))
+
+
+def _is_word(token: Token) -> bool:
+    return token.kind not in {"space", "comment"}
+
+
 def _made_of(text: str, origin: int) -> list[Token]:
     # The tokens of a directive's text, which all come from where the directive does; a # at its start is no directive.
     found = (item for item in tokenize(f";{text.strip()}") if item.origin and item.kind != "comment")
@@ -413,11 +424,11 @@ def _made_of(text: str, origin: int) -> list[Token]:
 
 def _next_word(tokens: list[Token], at: int) -> int:
     # The index of the first token from there on that is no blank and no comment; -1: there is none.
-    return next((index for index in range(at, len(tokens)) if tokens[index].kind not in {"space", "comment"}), -1)
+    return next((index for index in range(at, len(tokens)) if _is_word(tokens[index])), -1)
 
 
 def _last_word(tokens: list[Token]) -> str:
-    return next((token.text for token in reversed(tokens) if token.kind not in {"space", "comment"}), "")
+    return next((token.text for token in filter(_is_word, reversed(tokens))), "")
 
 
 def _is_operand(before: list[Token]) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from fuser.cxx.functor import Functor
-from fuser.cxx.preprocess import tokenize
+from fuser.cxx.preprocess import words_of
 
 __all__ = ["OF_COUNTS", "QUICK", "quicken_counts", "quicken_divisions"]
 
@@ -42,7 +42,7 @@ def quicken_counts(functor: Functor, counts: frozenset[str]) -> Functor:
         functor: one plain function.
         counts: the names of such numbers, which are assigned once or never.
     """
-    words = [word for word in tokenize(functor.text) if word.kind not in {"space", "comment"}]
+    words = words_of(functor.text)
     texts = [word.text for word in words]
     # All others are 0 if the number of both is.
     totals = counts & {item.name for item in functor.outputs}
@@ -69,7 +69,7 @@ def quicken_divisions(functor: Functor) -> Functor:
     """
     if "/" not in functor.text:
         return functor
-    words = [word for word in tokenize(functor.text) if word.kind not in {"space", "comment"}]
+    words = words_of(functor.text)
     texts = [word.text for word in words]
     body = texts.index("{") if "{" in texts else 0
     # Where, and whether 1 is divided. A parameter's default value names no other parameter.

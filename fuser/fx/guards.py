@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx
 
 from fuser.errors import TracingError
+from fuser.fx.symbols import is_symbol
 from fuser.ops import has_global_hooks
 
 __all__ = ["CachedFunction", "Guards", "find_guards", "find_modes", "is_same"]
@@ -147,26 +147,21 @@ class Guards:
         found = ""
         for owner, before in self.owners:
             if isinstance(owner, dict):
-                for key in [key for key, value in owner.items() if is_proxy(value)]:
+                for key in [key for key, value in owner.items() if is_symbol(value)]:
                     found = str(key)
                     if key in before:
                         owner[key] = before[key]
                     else:
                         del owner[key]
-            elif any(map(is_proxy, owner)):
+            elif any(map(is_symbol, owner)):
                 found = found or "a list"
                 owner.clear()
                 owner.extend(before)
         for subject, name, value in self.attributes:
-            if is_proxy(getattr(subject, name, None)):
+            if is_symbol(getattr(subject, name, None)):
                 found = found or ("a variable of the function around it" if name == "cell_contents" else name)
                 setattr(subject, name, value)
         return found
-
-
-def is_proxy(value: Any) -> bool:
-    """Whether a value is a symbol, without asking it."""
-    return issubclass(type(value), fx.Proxy)
 
 
 def is_same(now: Any, before: Any) -> bool:
@@ -224,7 +219,7 @@ class _GuardFinder:
     def visit(self, value: Any) -> None:
         if value is None or type(value) in _PLAIN or id(value) in self._seen:
             return
-        if is_proxy(value):
+        if is_symbol(value):
             raise TracingError("an earlier trace left a symbol in what the function can reach")
         self._seen[id(value)] = value
         if not isinstance(value, torch.Tensor):
