@@ -17,9 +17,10 @@ from fuser.fx.fusion_node import FusionModule
 from fuser.fx.nodes import is_fresh, is_static, still_reads
 
 __all__ = [
-    "allocate",
     "copy_together",
     "drop_unread_statistics",
+    "values_of",
+    "write_into",
     "write_results_in_place",
     "write_statistics_in_place",
     "writes_elements",
@@ -92,24 +93,32 @@ def write_results_in_place(graph_module: fx.GraphModule) -> None:
             _drop(copy)
         if type(module) is not FusionModule or not writes_elements(module, node):
             continue
-        values = node.meta["val"] if isinstance(node.meta["val"], list) else [node.meta["val"]]
+        values = values_of(node)
         items = {user.args[1]: user for user in node.users} if len(values) > 1 else {0: node}
         copies = {slot: copy for slot, item in items.items() if (copy := _find_last_write(item, node, slots))}
         if not copies:
             continue
-        with graph.inserting_before(node):
-            out: list[Any] = [
-                copies[slot].args[0] if slot in copies else allocate(graph, value) for slot, value in enumerate(values)
-            ]
-        node.kwargs = {"out": tuple(out) if len(out) > 1 else out[0]}
+        write_into(node, {slot: copy.args[0] for slot, copy in copies.items()})
         for slot, copy in copies.items():
             _drop(copy)
             if len(values) > 1:
                 graph.erase_node(items[slot])
 
 
-def allocate(graph: fx.Graph, value: torch.Tensor) -> fx.Node:
-    """Write a node that makes room for a value."""
+def write_into(node: fx.Node, given: Mapping[int, Any]) -> None:
+    """Let a fusion node write its results, by their numbers, into what there is; the others into new memory."""
+    with node.graph.inserting_before(node):
+        out = tuple(given.get(slot) or _allocate(node.graph, value) for slot, value in enumerate(values_of(node)))
+    node.kwargs = {"out": out if len(out) > 1 else out[0]}
+
+
+def values_of(node: fx.Node) -> list[Any]:
+    """Return what the results of a fusion node are known to be; None for what is not known."""
+    value = node.meta.get("val")
+    return value if isinstance(value, list) else [value]
+
+
+def _allocate(graph: fx.Graph, value: torch.Tensor) -> fx.Node:
     where: Any = {"dtype": value.dtype, "device": value.device}
     return graph.call_function(_ATEN.empty_strided.default, (tuple(value.shape), tuple(value.stride())), where)
 
@@ -136,8 +145,7 @@ def _find_variant(node: fx.Node) -> torch._ops.OpOverload | None:
 
 def writes_elements(module: FusionModule, node: fx.Node) -> bool:
     """Whether a fusion node writes all of its results, which are alike, each element where it was read."""
-    group, value = module.group, node.meta.get("val")
-    values: list[Any] = value if isinstance(value, list) else [value]
+    group, values = module.group, values_of(node)
     return (
         not (group.reshapes or group.arranges)
         and all(is_static(item) for item in values)

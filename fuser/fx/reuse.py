@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fuser.fx.buffers import allocate, writes_elements
+from fuser.fx.buffers import values_of, write_into, writes_elements
 from fuser.fx.fusion_node import FusionModule
 from fuser.fx.gains import count_bytes
 from fuser.fx.nodes import is_static
@@ -30,18 +30,15 @@ def write_over_dead(graph_module: fx.GraphModule) -> None:
         module = graph_module.get_submodule(str(node.target))
         if type(module) is not FusionModule or node.kwargs or not writes_elements(module, node):
             continue
-        values = node.meta["val"] if isinstance(node.meta["val"], list) else [node.meta["val"]]
         free = [item for item in dict.fromkeys(node.all_input_nodes) if item in made and last[item] is node]
         chosen: dict[int, fx.Node] = {}
-        for slot, value in enumerate(values):
+        for slot, value in enumerate(values_of(node)):
             found = next((item for item in free if _fits(item, value)), None)
             if found is not None:
                 chosen[slot] = found
                 free.remove(found)
         if chosen:
-            with graph.inserting_before(node):
-                out = tuple(chosen.get(slot) or allocate(graph, value) for slot, value in enumerate(values))
-            node.kwargs = {"out": out if len(out) > 1 else out[0]}
+            write_into(node, chosen)
 
 
 def _is_made(node: fx.Node) -> bool:
