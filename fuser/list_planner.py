@@ -23,6 +23,7 @@ from fuser.kernel_spec import MAX_ARGUMENT_BYTES, MAX_LONE_ARGUMENT_BYTES, ArgSp
 from fuser.launcher import make_check
 from fuser.list_record import Extent, ListCall, ListRecord, ListStep, ListTarget
 from fuser.list_text import most_positions
+from fuser.outputs import extent_bytes
 from fuser.plan import Buffer, event_name
 from fuser.planner import FlatCall, plan_flat
 from fuser.python_launcher import guard, picker
@@ -202,9 +203,7 @@ class RecordMaker:
             tensor, own = self.flat[slot], positions[key]
             if written[key] and (len(own) > 1 or written[key] > 1):
                 return None
-            reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-            size_bytes = (reach + 1) * tensor.element_size() if tensor.numel() else 0
-            extents.append(Extent(size_bytes, min(own), tensor.element_size(), bool(written[key])))
+            extents.append(Extent(extent_bytes(tensor), min(own), tensor.element_size(), bool(written[key])))
         return extents
 
     def _position_of(self, slot: int) -> int:

@@ -11,7 +11,7 @@ import torch
 from fuser.errors import ArgumentError, DeviceError, GradientError, ShapeError, describe_type
 from fuser.layout import Shape, Strides
 
-__all__ = ["check_kinds", "check_out", "finish_out", "finish_traced_out", "unusual_kind"]
+__all__ = ["check_kinds", "check_out", "extent_bytes", "finish_out", "finish_traced_out", "unusual_kind"]
 
 
 def check_kinds(out: Sequence[Any], taker: str) -> None:
@@ -181,8 +181,8 @@ def _overlap(written: torch.Tensor, other: torch.Tensor) -> int:
         return _NONE
     if written is other:
         return _SAME
-    begin, end = _memory_range(written)
-    other_begin, other_end = _memory_range(other)
+    begin, other_begin = written.data_ptr(), other.data_ptr()
+    end, other_end = begin + extent_bytes(written), other_begin + extent_bytes(other)
     if end <= other_begin or other_end <= begin:
         return _NONE
     same = begin == other_begin and end == other_end
@@ -208,6 +208,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return bool(torch.ops.aten.is_non_overlapping_and_dense.default(tensor))
 
 
-def _memory_range(tensor: torch.Tensor) -> tuple[int, int]:
+def extent_bytes(tensor: torch.Tensor) -> int:
+    """Return the bytes from a tensor's first element to the end of its last one."""
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.element_size()
+    return (reach + 1) * tensor.element_size() if tensor.numel() else 0
