@@ -284,21 +284,7 @@ def build_source(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelS
         UnsupportedError: the dtypes have no kernel.
     """
     typing = infer_typing(group, args.inputs, args.default_dtype)
-    applied = [group.applications[index].function for index in group.live_applications()]
-    functors = tuple(dict.fromkeys(functor for item in applied if not item.is_index for functor in item.functors))
-    if dialect.divides_quickly and args.numerics == "strict" and args.rows is not None:
-        functors = tuple(quicken_counts(functor, _counts_of(functor, applied)) for functor in functors)
-    if dialect.traps_on_division:
-        # None of torch's ops divides integers.
-        own = {functor for item in group.applications if item.function.op is None for functor in item.function.functors}
-        functors = tuple(guard_divisions(functor) if functor in own else functor for functor in functors)
-    if dialect.has_brief_exp and args.numerics == "fast" and all(_is_narrow(typing, value) for value in group.outputs):
-        functors = tuple(map(shorten_exp, functors))
-    is_float = any(dtype_info(dtype).compute == "float" for dtype in typing.common)
-    is_along = args.rows is None or not (args.rows.is_across or args.rows.scans)
-    if dialect.divides_quickly and args.numerics == "strict" and is_along and is_float:
-        once = _applied_once(group, args.rows)
-        functors = tuple(item if item in once else quicken_divisions(item) for item in functors)
+    functors = _prepare_functors(group, args, typing, dialect)
     numbers = tuple((index, item.number) for index, item in enumerate(args.inputs) if item and item.number)
     operands = _list_operands(group, args, typing)
     writer = ElementWriter(group, args, typing, functors, crosses_with_zero=dialect.crosses_with_zero)
@@ -310,28 +296,11 @@ def build_source(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelS
         body, parts = _build_rows(group, args, args.rows, operands, writer)
         loop = dialect.emit_rows(body)
     words = frozenset(read_names(group)).union(*(functor.words for functor in functors))
+    prelude = dialect.emit_prelude(words, _features(typing, args) | _kinds(args, body))
     text = _TextWithLines()
-    features = _features(typing, args)
-    kind = {"cluster"} if args.tuning.cluster > 1 else set[str]()
-    kind |= {"tiles"} if isinstance(body, Loop) and not body.is_linear else {"rows"} if args.rows else set()
-    kind |= {"lists"} if args.positions else set()
-    kind |= {"abreast"} if args.tuning.leads or args.tuning.follows else set()
-    kind |= {"tables"} if args.tuning.looks else set()
-    kind |= {"orders"} if args.rows and args.rows.order else set()
-    kind |= {"scans"} if args.rows and args.rows.scans else set()
-    kind |= {"powers"} if isinstance(body, RowLoop) and any(step.adds_powers for step in body.passes) else set()
-    prelude = dialect.emit_prelude(words, features | kind)
     text.add(prelude)
     for index, functor in enumerate(functors):
-        text.add(f"\nnamespace fuser_f{index} {{")
-        if functor.shadows:
-            text.add(f"using ::{functor.entry};")
-        sets_messages = any("diag" in word for word in functor.words)
-        text.add(_MESSAGES.format("push") if sets_messages else "")
-        text.add_from(functor_label(index, functor), functor.text)
-        text.add(_MESSAGES.format("pop") if sets_messages else "")
-        text.add("}")
-        text.add(emit_macro_ends(functor.macros, prelude + dialect.own_macros))
+        _add_functor(text, index, functor, prelude + dialect.own_macros)
     text.add(emit_arguments(body, numbers))
     text.add(parts)
     text.add(loop)
@@ -352,6 +321,26 @@ def build_source(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelS
         positions=args.positions,
         chunk=body.chunk if isinstance(body, Loop) else 0,
     )
+
+
+def _prepare_functors(group: FusionGroup, args: ArgSpec, typing: Typing, dialect: Dialect) -> tuple[Functor, ...]:
+    # Each text once, as the dialect wants it.
+    applied = [group.applications[index].function for index in group.live_applications()]
+    functors = tuple(dict.fromkeys(functor for item in applied if not item.is_index for functor in item.functors))
+    if dialect.divides_quickly and args.numerics == "strict" and args.rows is not None:
+        functors = tuple(quicken_counts(functor, _counts_of(functor, applied)) for functor in functors)
+    if dialect.traps_on_division:
+        # None of torch's ops divides integers.
+        own = {functor for item in group.applications if item.function.op is None for functor in item.function.functors}
+        functors = tuple(guard_divisions(functor) if functor in own else functor for functor in functors)
+    if dialect.has_brief_exp and args.numerics == "fast" and all(_is_narrow(typing, value) for value in group.outputs):
+        functors = tuple(map(shorten_exp, functors))
+    is_float = any(dtype_info(dtype).compute == "float" for dtype in typing.common)
+    is_along = args.rows is None or not (args.rows.is_across or args.rows.scans)
+    if dialect.divides_quickly and args.numerics == "strict" and is_along and is_float:
+        once = _applied_once(group, args.rows)
+        functors = tuple(item if item in once else quicken_divisions(item) for item in functors)
+    return functors
 
 
 def _counts_of(functor: Functor, applied: Sequence[Function]) -> frozenset[str]:
@@ -539,6 +528,23 @@ def _field_type(kind: type) -> str:
     return "double" if kind in (float, complex) else "int64_t"
 
 
+def _kinds(args: ArgSpec, body: Loop | RowLoop) -> frozenset[str]:
+    # What a loop takes of the prelude.
+    rows = args.rows
+    asked = {
+        "tiles": isinstance(body, Loop) and not body.is_linear,
+        "lists": args.positions > 0,
+        "abreast": args.tuning.leads or args.tuning.follows,
+        "tables": args.tuning.looks,
+        "cluster": args.tuning.cluster > 1,
+        "rows": rows is not None,
+        "orders": rows is not None and rows.order is not None,
+        "scans": rows is not None and rows.scans,
+        "powers": isinstance(body, RowLoop) and any(step.adds_powers for step in body.passes),
+    }
+    return frozenset(name for name, is_asked in asked.items() if is_asked)
+
+
 def _features(typing: Typing, args: ArgSpec) -> frozenset[str]:
     dtypes = {*typing.values, *typing.common}
     found = {dtype_info(dtype).feature for dtype in dtypes}
@@ -598,3 +604,16 @@ class _TextWithLines:
 
     def finish(self) -> str:
         return "\n".join(self.lines) + "\n"
+
+
+def _add_functor(text: _TextWithLines, index: int, functor: Functor, before: str) -> None:
+    # In a namespace of its own; ``before``: a text with the macros that there are before it.
+    text.add(f"\nnamespace fuser_f{index} {{")
+    if functor.shadows:
+        text.add(f"using ::{functor.entry};")
+    sets_messages = any("diag" in word for word in functor.words)
+    text.add(_MESSAGES.format("push") if sets_messages else "")
+    text.add_from(functor_label(index, functor), functor.text)
+    text.add(_MESSAGES.format("pop") if sets_messages else "")
+    text.add("}")
+    text.add(emit_macro_ends(functor.macros, before))

@@ -211,52 +211,78 @@ class RowWriter:
     def _pass(self, level: int) -> RowPass:
         picks = self._picks_in(level)
         every = [index for index in self._reductions_in(level) if index not in picks]
-        row = self._row_part(level)
-        quotients = self._row_quotients(level, every)
-        if self.writer.is_strict:
-            self.writer.quotients = {index: (slot, f"e{by[1:]}.quotient") for index, (slot, by, _) in quotients.items()}
-        element = self._element_part(level, every)
-        self.writer.quotients = {index: (slot, f"{by}.{how}") for index, (slot, by, how) in quotients.items()}
-        counts = self._quick_counts(every)
-        exact = {name: self.types[name] for name in counts}
-        is_rough = not (self.writer.is_strict or quotients)
-        self.types |= dict.fromkeys(counts, "fuser_rough_count&" if is_rough else "fuser_quick_count&")
-        divides = self._divides(level, every)
-        self.writer.how = "fuser_quickly" if divides else "fuser_plainly"
-        quick = self._element_part(level, every, "quick") if quotients or counts or divides else None
-        self.writer.how = "fuser_plainly"
-        self.types |= exact
-        self.writer.quotients = {}
-        pick = self._pick_part(level, picks) if picks else None
-        which = f"v{self._number_of(picks[0])}" if picks else ""
-        picked = tuple(item for index in picks for item in self.accumulators[index])
         columns = [index for index in every if self._reduction(index).pieces]
         reductions = [index for index in every if index not in columns]
-        accumulators, others = (
-            tuple(item for index in chosen for item in self.accumulators[index]) for chosen in (reductions, columns)
-        )
-        combine = self._combine_part(f"fuser_combine{level}", reductions) if reductions else None
-        merge = self._combine_part(f"fuser_merge{level}", columns) if columns else None
-        is_any = all(self._reduction(index).order in ANY_ORDER for index in reductions)
-        is_free = all(self._reduction(index).is_free(is_strict=self.writer.is_strict) for index in reductions)
-        commutes = is_any or all(is_sum(self._reduction(index).combine) for index in reductions)
-        is_associative = is_any or all(
-            chooses(self._reduction(index).combine, self._reduction(index).identity) for index in reductions
-        )
-        decides = any(takes_decisions(self._reduction(index).combine) for index in reductions)
+        row = self._row_part(level)
+        quotients, counts = self._row_quotients(level, every), self._quick_counts(every)
+        is_rough = not (self.writer.is_strict or quotients)
+        element, quick = self._element_parts(level, every, quotients, counts, is_rough=is_rough)
         is_alone = element is not None and len(every) == 1 and not self._stored_in(level)
         is_alone = is_alone and element is not None and len(element.reads) == 1 + self.rows.adds
         highest, is_of_sizes = self._highest(every[0]) if is_alone else ("", False)
-        adds_powers = bool(highest) and self._reduction(every[0]).order == "powers"
-        found = {index for index, (_, _, how) in quotients.items() if how == "share"}
-        stored = {self.producers[self.group.outputs[slot]]: f"out{slot}" for slot in self._stored_in(level)}
-        shares = stored.get(min(found), "") if found and len(quotients) == 1 else ""
-        taken = [self.group.applications[index].tensors[slot] for index, (slot, *_) in quotients.items()]
-        divided = f"v{taken[0]}" if len(taken) == 1 and "share" in quotients.popitem()[1][2] else ""
+        shares, divided = self._shared_quotients(level, quotients)
+        combined = [self._reduction(index) for index in reductions]
+        is_any = all(item.order in ANY_ORDER for item in combined)
         return RowPass(
-            row, element, quick, combine, accumulators, commutes, is_free, is_associative, decides, pick, picked, which,
-            others, merge, highest, is_of_sizes, adds_powers, shares, divided, is_rough, tuple(counts),
-        )  # fmt: skip
+            row=row,
+            element=element,
+            quick=quick,
+            pick=self._pick_part(level, picks) if picks else None,
+            picks=self._accumulators_of(picks),
+            which=f"v{self._number_of(picks[0])}" if picks else "",
+            combine=self._combine_part(f"fuser_combine{level}", reductions) if reductions else None,
+            accumulators=self._accumulators_of(reductions),
+            commutes=is_any or all(is_sum(item.combine) for item in combined),
+            is_free=all(item.is_free(is_strict=self.writer.is_strict) for item in combined),
+            is_associative=is_any or all(chooses(item.combine, item.identity) for item in combined),
+            decides=any(takes_decisions(item.combine) for item in combined),
+            columns=self._accumulators_of(columns),
+            merge=self._combine_part(f"fuser_merge{level}", columns) if columns else None,
+            highest=highest,
+            is_of_sizes=is_of_sizes,
+            adds_powers=bool(highest) and self._reduction(every[0]).order == "powers",
+            shares=shares,
+            divided=divided,
+            is_rough=is_rough,
+            quick_counts=tuple(counts),
+        )
+
+    def _accumulators_of(self, indices: Iterable[int]) -> tuple[Accumulator, ...]:
+        return tuple(item for index in indices for item in self.accumulators[index])
+
+    def _element_parts(
+        self,
+        level: int,
+        reductions: Sequence[int],
+        quotients: dict[int, tuple[int, str, str]],
+        counts: Sequence[str],
+        *,
+        is_rough: bool,
+    ) -> tuple[RowPart | None, RowPart | None]:
+        # What computes an element, and what does so in less time, if anything does.
+        writer = self.writer
+        if writer.is_strict:
+            writer.quotients = {index: (slot, f"e{by[1:]}.quotient") for index, (slot, by, _) in quotients.items()}
+        element = self._element_part(level, reductions)
+        writer.quotients = {index: (slot, f"{by}.{how}") for index, (slot, by, how) in quotients.items()}
+        exact = {name: self.types[name] for name in counts}
+        self.types |= dict.fromkeys(counts, "fuser_rough_count&" if is_rough else "fuser_quick_count&")
+        divides = self._divides(level, reductions)
+        writer.how = "fuser_quickly" if divides else "fuser_plainly"
+        quick = self._element_part(level, reductions, "quick") if quotients or counts or divides else None
+        writer.how = "fuser_plainly"
+        self.types |= exact
+        writer.quotients = {}
+        return element, quick
+
+    def _shared_quotients(self, level: int, quotients: dict[int, tuple[int, str, str]]) -> tuple[str, str]:
+        # As RowPass has them: ``shares`` and ``divided``.
+        if len(quotients) != 1:
+            return "", ""
+        ((index, (slot, _, how)),) = quotients.items()
+        stored = {self.producers[self.group.outputs[at]]: f"out{at}" for at in self._stored_in(level)}
+        divided = f"v{self.group.applications[index].tensors[slot]}" if "share" in how else ""
+        return stored.get(index, "") if how == "share" else "", divided
 
     def _highest(self, index: int) -> tuple[str, bool]:
         # Which input a reduction finds the largest element of, and whether it is that of magnitudes.
@@ -444,7 +470,7 @@ class RowWriter:
             info = dtype_info(self.writer.typing.values[value])
             is_rounded = self.writer.is_strict and info.is_narrow
             self.kept_types[f"k{value}"] = info.storage if is_rounded else self.writer.types[value]
-        accumulators = [item for index in reductions for item in self.accumulators[index]]
+        accumulators = self._accumulators_of(reductions)
         read += [f"l{item.name}" for item in accumulators if self.rows.adds]
         writes = [f"m{item.name}" for item in accumulators]
         writes += [f"k{value}" for value in kept]
