@@ -183,19 +183,22 @@ def find_readers(value: Any) -> Iterator[fx.Node]:
 
 def is_fresh(node: fx.Node) -> bool:
     """Whether what a node returns has memory of its own, in a graph with fusion nodes; of an item, its tuple."""
-    if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
-        node = node.args[0]
+    node = _whole(node)
     return node.op == "call_module" or not may_alias(node)
 
 
 def is_pending(node: fx.Node) -> bool:
     """Whether what a node was given is read until somebody waits for what it returns, or for the item that it is."""
-    if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
-        node = node.args[0]
-    target = node.target
+    target = _whole(node).target
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "_c10d_functional":
         return False
     return target._opname != "wait_tensor"
+
+
+def _whole(node: fx.Node) -> fx.Node:
+    # What a node is an item of, or the node.
+    source = node.args[0] if node.target is operator.getitem else node
+    return source if isinstance(source, fx.Node) else node
 
 
 def still_reads(node: fx.Node) -> bool:
