@@ -9,7 +9,6 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch.utils import _pytree
 
 from fuser.errors import ArgumentError, describe_type, shows_users_frames
 from fuser.fx.fused_module import FusedModule
@@ -18,7 +17,7 @@ from fuser.jit_function import JitFunction
 from fuser.reduction import ReductionFunction
 from fuser.warming.dims import Dim, Sample, map_samples, stretch
 from fuser.warming.graphs import Ranges, following_graphs
-from fuser.warming.symbolic import meta_device, names_by_position, read_arguments, warm_up
+from fuser.warming.symbolic import meta_device, names_by_position, read_arguments, results_with_grad, warm_up
 
 __all__ = ["warmup"]
 
@@ -113,9 +112,8 @@ def _warm_up_compiled(
                     "asks for its number: call it for each size instead"
                 )
         rest += _sizes_beside(sizes, dims, others, found)
-        wanted = [item for item in _pytree.tree_leaves(made) if isinstance(item, torch.Tensor) and item.requires_grad]
-        if backward and not wanted:
-            raise ArgumentError("backward=True, and no result requires grad: give tensors that do")
+        if backward:
+            results_with_grad(made)
 
 
 def _other_sizes(args: list[Any], kwargs: dict[str, Any]) -> set[int]:

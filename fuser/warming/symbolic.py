@@ -14,7 +14,7 @@ from fuser.warming.cover import compile_all, evaluate, find_classes, leave_out, 
 from fuser.warming.dims import Dim, Sample, draw_points, map_samples, read_samples, stretch
 from fuser.warming.follow import Follower, following, keeping_nothing
 
-__all__ = ["meta_device", "names_by_position", "read_arguments", "warm_up"]
+__all__ = ["meta_device", "names_by_position", "read_arguments", "results_with_grad", "warm_up"]
 
 
 def names_by_position(parameters: Iterable[inspect.Parameter]) -> list[str]:
@@ -114,6 +114,18 @@ def warm_up(
     compile_all(tasks)
 
 
+def results_with_grad(made: Any) -> list[torch.Tensor]:
+    """Return the tensors that require grad among what a call returned.
+
+    Raises:
+        ArgumentError: there are none.
+    """
+    found = [item for item in _pytree.tree_leaves(made) if isinstance(item, torch.Tensor) and item.requires_grad]
+    if not found:
+        raise ArgumentError("backward=True, and no result requires grad: give tensors that do")
+    return found
+
+
 def _first_sizes(tree: Any, dims: Mapping[str, Dim]) -> dict[str, int]:
     # Those of the sample, as far as they are in bounds.
     found = {name: dim.min for name, dim in dims.items()}
@@ -183,9 +195,7 @@ class _Run:
                 return
             with torch.enable_grad():
                 made = function(*args, **kwargs)
-            made = [item for item in _pytree.tree_leaves(made) if isinstance(item, torch.Tensor) and item.requires_grad]
-            if not made:
-                raise ArgumentError("backward=True, and no result requires grad: give tensors that do")
+            made = results_with_grad(made)
             for gradients in ([torch.empty_like(x) for x in made], [x.new_empty(()).expand(x.shape) for x in made]):
                 torch.autograd.grad(made, leaves, gradients, retain_graph=True, allow_unused=True)
 
