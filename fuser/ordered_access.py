@@ -78,8 +78,6 @@ def plan_ordered_walk(
     order = rows.order
     assert order is not None, "it has one"
     is_row = [rows.is_row[value] for value in values]
-    # The operand whose address says where vectors begin.
-    source = values.index(order.source) if order.source >= 0 else -1
     widths = moving_widths(space, rows, is_row, itemsizes, aligned)
     moving = [*widths]
     # What the first pass reads stays in registers.
@@ -104,12 +102,7 @@ def plan_ordered_walk(
             accumulators=count_accumulators(group),
         )
     elif order.spreads and is_one_pass and _is_chained(space, rows, order):
-        vector = order.schedule.vector
-        pieces = power_below(max(order.schedule.slots // WARP, MOST_PIECES // prod(space.sizes[rows.reduced :])))
-        # What is added up of an element: the first accumulator is of its type, any other may be a place.
-        part = max(*own, 4) + 8 * (count_accumulators(group) - 1)
-        unroll = max(CHAIN_BYTES // (vector * part), 1)
-        tuning = Tuning(block=CHAIN_BLOCK, unroll=unroll, team=CHAIN_BLOCK, piece=pieces, resident=1)
+        vector, tuning = _chained(space, rows, own, order, count_accumulators(group))
     elif order.spreads:
         kept_bytes = 4 if _keeps(group, rows) else 0
         # What writes no elements waits more for others than for memory, and the less the smaller blocks are.
@@ -135,19 +128,30 @@ def plan_ordered_walk(
         # No bounds are checked where there are none to cross.
         whole = tuning.team * tuning.cluster * tuning.unroll * vector
         tuning = tuning._replace(multiple=tuning.multiple if space.sizes[0] % whole else whole)
-    widths |= {} if order.has_edges else counted_widths(space, len(itemsizes), rows.inner)
     if order.has_edges:
-        # Rows begin anywhere, vectors where those of the source are aligned.
-        length, kept = prod(space.sizes[: rows.reduced]), rows.reduced
-        known = space.strides[source][kept:] if source >= 0 else _stacked(space.sizes[kept:], length)
-        for slot in moving:
-            strides = space.strides[slot][kept:]
-            is_like = aligned[slot] and (source < 0 or aligned[source]) and space.strides[slot][0] == 1
-            span = order.schedule.vector
-            is_like = is_like and not any((a - b) % span for a, b in zip(strides, known, strict=True))
-            widths[slot] = VECTOR_BYTES // itemsizes[slot] if is_like or slot == source else 1
+        source = values.index(order.source) if order.source >= 0 else -1
+        alike = _find_alike(space, rows, order, moving, aligned, source)
+        widths = {slot: VECTOR_BYTES // itemsizes[slot] if slot in alike else 1 for slot in moving}
+    else:
+        widths |= counted_widths(space, len(itemsizes), rows.inner)
     accesses = [Access(min(widths.get(slot, 1), vector), is_early=slot in early) for slot in range(len(space.strides))]
     return Walk(space, vector, tuple(accesses), tuning)
+
+
+def _find_alike(
+    space: IterationSpace, rows: RowSpec, order: RowOrder, moving: Sequence[int], aligned: Sequence[bool], source: int
+) -> set[int]:
+    # Of rows that begin anywhere: the operands whose vectors are aligned where those of the source are, whose address
+    # says where vectors begin; -1: there is none.
+    kept, span = rows.reduced, order.schedule.vector
+    known = space.strides[source][kept:] if source >= 0 else _stacked(space.sizes[kept:], prod(space.sizes[:kept]))
+    alike = {
+        slot
+        for slot in moving
+        if aligned[slot] and (source < 0 or aligned[source]) and space.strides[slot][0] == 1
+        if not any((a - b) % span for a, b in zip(space.strides[slot][kept:], known, strict=True))
+    }
+    return alike | {source}
 
 
 def _is_level(space: IterationSpace, rows: RowSpec, slot: int, itemsize: int, is_aligned: bool) -> bool:
@@ -286,6 +290,17 @@ def _is_chained(space: IterationSpace, rows: RowSpec, order: RowOrder) -> bool:
     is_long = schedule.is_even and length >= LONG_CHAIN * schedule.slots * schedule.vector
     is_plain = not (schedule.is_serial or order.has_edges) and rows.reduced == 1
     return is_long and is_plain and prod(space.sizes[rows.reduced :]) <= FEW_CHAINS
+
+
+def _chained(
+    space: IterationSpace, rows: RowSpec, itemsizes: Sequence[int], order: RowOrder, accumulators: int
+) -> tuple[int, Tuning]:
+    vector = order.schedule.vector
+    pieces = power_below(max(order.schedule.slots // WARP, MOST_PIECES // prod(space.sizes[rows.reduced :])))
+    # What is added up of an element: the first accumulator is of its type, any other may be a place.
+    part = max(*itemsizes, 4) + 8 * (accumulators - 1)
+    unroll = max(CHAIN_BYTES // (vector * part), 1)
+    return vector, Tuning(block=CHAIN_BLOCK, unroll=unroll, team=CHAIN_BLOCK, piece=pieces, resident=1)
 
 
 def _spread(

@@ -217,8 +217,8 @@ class RowWriter:
         quotients, counts = self._row_quotients(level, every), self._quick_counts(every)
         is_rough = not (self.writer.is_strict or quotients)
         element, quick = self._element_parts(level, every, quotients, counts, is_rough=is_rough)
-        is_alone = element is not None and len(every) == 1 and not self._stored_in(level)
-        is_alone = is_alone and element is not None and len(element.reads) == 1 + self.rows.adds
+        is_of_one = element is not None and len(element.reads) == 1 + self.rows.adds
+        is_alone = is_of_one and len(every) == 1 and not self._stored_in(level)
         highest, is_of_sizes = self._highest(every[0]) if is_alone else ("", False)
         shares, divided = self._shared_quotients(level, quotients)
         combined = [self._reduction(index) for index in reductions]
