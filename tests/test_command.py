@@ -330,6 +330,7 @@ def test_a_setting_that_makes_no_sense_leaves_the_import_of_a_program() -> None:
     assert done.stdout == "FUSER_NUMERICS='loose': must be one of strict, fast\n"
 
 
+@pytest.mark.cpu
 def test_a_command_needs_no_documentation_of_modules(file: Path) -> None:
     done = run_python("-OO", "-m", "fuser", "check", str(file), "--scalar", "alpha", "--device", "cpu")
     assert (done.returncode, done.stdout) == (0, "axpy(x, y, *, alpha) compiles\n")
