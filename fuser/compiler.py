@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 
 from fuser import counters, disk_cache, log
-from fuser.codegen import KernelSource, build_source
+from fuser.codegen import build_source
 from fuser.config import config
 from fuser.disk_cache import CacheKey
 from fuser.dump import dump
@@ -26,6 +26,7 @@ from fuser.errors import (
 from fuser.fused_kernel import Backend, FusedKernel
 from fuser.graph import FusionGroup
 from fuser.kernel_cache import KernelStore, SpecCache
+from fuser.kernel_source import KernelSource
 from fuser.kernel_spec import ArgSpec, KernelSpec
 from fuser.process import core_count, map_in_threads, planning
 

@@ -11,7 +11,6 @@ from torch import fx
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
-from fuser.codegen import KernelSource
 from fuser.compiler import build_kernel_source, has_host_compiler, register
 from fuser.errors import (
     ArgumentError,
@@ -31,6 +30,7 @@ from fuser.fx.trace import FusedFunction
 from fuser.graph import FusionGroup
 from fuser.in_parts import needs_devices
 from fuser.jit_function import JitFunction
+from fuser.kernel_source import KernelSource
 from fuser.kernel_spec import KernelSpec
 from fuser.ops import REDUCTIONS, bind_for, is_known
 from fuser.outputs import unusual_kind

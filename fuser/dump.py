@@ -6,10 +6,10 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from fuser.codegen import KernelSource
 from fuser.config import config
 from fuser.counters import warn_once
 from fuser.errors import CacheWarning
+from fuser.kernel_source import KernelSource
 from fuser.process import is_of_signal_handler
 
 __all__ = ["dump"]

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from fuser import counters
-from fuser.codegen import Dialect, KernelSource
 from fuser.config import config
 from fuser.cxx.functor import Functor
 from fuser.disk_cache import CacheKey
@@ -17,6 +16,7 @@ from fuser.dtypes import MAX_EXACT_INTEGER
 from fuser.errors import CompileError, Diagnostic, FunctorWarning, NoCompileError, point_at, suggest
 from fuser.geometry import Flat, Launch, launch_lists, pack_geometry
 from fuser.hints import find_hint
+from fuser.kernel_source import Dialect, KernelSource
 from fuser.layout import IterationSpace
 from fuser.prelude import offered_names
 from fuser.process import Slots, core_count

@@ -10,7 +10,7 @@ from itertools import accumulate
 from math import prod
 from typing import NamedTuple
 
-from fuser.codegen import KernelSource
+from fuser.kernel_source import KernelSource
 from fuser.layout import IterationSpace
 from fuser.orders import RowOrder
 from fuser.row_access import MAX_CLUSTER

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fuser.codegen import KernelSource
 from fuser.compiler import reload_kernel
 from fuser.disk_cache import CacheKey
+from fuser.kernel_source import KernelSource
 from fuser.plan import Plan, Step
 from fuser.tensor_desc import TensorDesc
 

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from fuser.access import DEFAULT_TUNING
-from fuser.codegen import Operand
 from fuser.compiler import compile_kernel
 from fuser.config import config
 from fuser.errors import FuserError
 from fuser.fused_kernel import FusedKernel, ListPacker
 from fuser.kernel_cache import Lru
+from fuser.kernel_source import Operand
 from fuser.kernel_spec import MAX_ARGUMENT_BYTES, MAX_LONE_ARGUMENT_BYTES, ArgSpec, KernelSpec
 from fuser.launcher import make_check
 from fuser.list_record import Extent, ListCall, ListRecord, ListStep, ListTarget

@@ -6,7 +6,7 @@ addresses and sizes, for the position of the lists and the chunk of its elements
 
 from __future__ import annotations
 
-from fuser.codegen import Loop
+from fuser.kernel_source import Loop
 
 __all__ = ["emit_lists", "most_positions"]
 

@@ -21,7 +21,7 @@ import torch
 
 from fuser import planner
 from fuser.access import VECTOR_BYTES
-from fuser.codegen import KernelSource, build_source
+from fuser.codegen import build_source
 from fuser.compiler import register
 from fuser.cpu.prelude import emit_prelude
 from fuser.cuda.dialect import DIALECT
@@ -29,6 +29,7 @@ from fuser.expanded import expand_in_order
 from fuser.fused_kernel import ArgumentPacker
 from fuser.geometry import launch_shape, workspace_bytes
 from fuser.graph import FusionGroup
+from fuser.kernel_source import KernelSource
 from fuser.kernel_spec import infer_layouts
 from fuser.prelude import load_blocks
 from fuser.route import run

@@ -25,7 +25,6 @@ import torch
 
 import fuser
 from fuser import compiler, disk_cache, planner
-from fuser.codegen import KernelSource
 from fuser.config import config
 from fuser.cpu import backend as cpu_backend
 from fuser.cpu import prelude as cpu_prelude
@@ -41,6 +40,7 @@ from fuser.errors import (
     FunctorError,
     GradientError,
 )
+from fuser.kernel_source import KernelSource
 
 ROOT = Path(__file__).parents[1]
 MACROS = "".join(f"#define A{number + 1} (A{number} + 1)\n" for number in range(2000))

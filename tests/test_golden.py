@@ -14,7 +14,6 @@ import torch
 
 import fuser
 from fuser import codegen, compiler, list_text, planner
-from fuser.codegen import KERNEL_NAME, KernelSource
 from fuser.config import config
 from fuser.cpu import dialect as cpu_dialect
 from fuser.cpu import prelude as cpu_prelude
@@ -23,6 +22,7 @@ from fuser.cuda import prelude as cuda_prelude
 from fuser.cxx.functor import parse_functor
 from fuser.function import Function
 from fuser.graph import FusionGroup, GroupBuilder
+from fuser.kernel_source import KERNEL_NAME, KernelSource
 from fuser.ops import OPS
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")

@@ -20,12 +20,12 @@ from functors import draw, poison, same_bits, special_tensor, unpoison
 
 import fuser
 from fuser.autodiff.derivative import reverse_functor
-from fuser.codegen import KernelSource
 from fuser.config import config
 from fuser.cpu.backend import CpuBackend, compiler_flags, find_compiler
 from fuser.cpu.fused_kernel import CpuKernel
 from fuser.cxx.functor import parse_functor
 from fuser.function import Function
+from fuser.kernel_source import KernelSource
 from fuser.ops import OPS
 from fuser.ops.elementary import power_function
 

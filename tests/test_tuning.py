@@ -16,12 +16,12 @@ from functors import functor
 import fuser
 from fuser import compiler, disk_cache, planner
 from fuser.access import MAX_TILE_BYTES, Access, Tuning, plan_walk
-from fuser.codegen import KernelSource
 from fuser.config import config
 from fuser.cxx.functor import parse_functor
 from fuser.function import Function
 from fuser.geometry import divider, launch_shape, pack_geometry
 from fuser.graph import FusionGroup, GroupBuilder
+from fuser.kernel_source import KernelSource
 from fuser.kernel_spec import ArgSpec, KernelSpec
 from fuser.layout import IterationSpace
 from fuser.tuning import search as tuner

@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 
 from fuser.autodiff.case import find_case
-from fuser.codegen import KernelSource
 from fuser.compiler import register
 from fuser.debug import kernel_sources
 from fuser.disk_cache import scratch_folder
@@ -20,6 +19,7 @@ from fuser.dtypes import is_continuous
 from fuser.errors import FuserError
 from fuser.graph import FusionGroup
 from fuser.jit_function import JitFunction
+from fuser.kernel_source import KernelSource
 
 __all__ = ["show"]
 

@@ -19,7 +19,6 @@ from pathlib import Path
 
 from fuser import counters
 from fuser._version import __version__
-from fuser.codegen import Dialect, KernelSource
 from fuser.config import config
 from fuser.cpu.casts import cuts_off_fractions
 from fuser.cpu.dialect import DIALECT
@@ -28,6 +27,7 @@ from fuser.disk_cache import CacheKey, load_or_make, scratch_folder
 from fuser.dump import dump
 from fuser.errors import CompilerFailedError, CompilerNotFoundError, CompilerTimeoutError, Diagnostic
 from fuser.fused_kernel import build_compile_error, check_may_compile, compiler_slots, warn_of_texts
+from fuser.kernel_source import Dialect, KernelSource
 from fuser.process import ignoring, is_of_signal_handler
 
 __all__ = ["Compiler", "CpuBackend", "build_image", "find_compiler"]

@@ -6,8 +6,8 @@ beside each other along a second one. Operands that are not dense along the rows
 
 from __future__ import annotations
 
-from fuser.codegen import KERNEL_NAME, Dialect, Loop, Operand, RowLoop, indent
 from fuser.cpu.prelude import emit_prelude
+from fuser.kernel_source import KERNEL_NAME, Dialect, Loop, Operand, RowLoop, indent
 from fuser.list_text import emit_lists
 
 __all__ = ["DIALECT"]

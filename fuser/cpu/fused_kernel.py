@@ -8,9 +8,9 @@ import os
 from collections.abc import Callable
 
 from fuser import counters
-from fuser.codegen import KERNEL_NAME, KernelSource
 from fuser.disk_cache import CacheKey, scratch_folder
 from fuser.geometry import Flat, Launch
+from fuser.kernel_source import KERNEL_NAME, KernelSource
 from fuser.layout import IterationSpace
 from fuser.process import ignoring, is_of_signal_handler, openmp_threads
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
-from fuser.codegen import Operand, RowLoop, indent
 from fuser.combining import BATCH
+from fuser.kernel_source import Operand, RowLoop, indent
 from fuser.kernel_spec import CPU_LANES
 from fuser.row_parts import RowPart, RowPass
 

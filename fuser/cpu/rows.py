@@ -6,13 +6,13 @@ them. Threads take tiles, or, where those are few, batches.
 
 from __future__ import annotations
 
-from fuser.codegen import KERNEL_NAME, Operand, RowLoop, indent
 from fuser.cpu.row_batch import UNIT, RowBatch
 from fuser.cpu.rows_across import AcrossBatch
 from fuser.cpu.rows_along import AlongBatch
 from fuser.cpu.rows_ordered import OrderedAcross, OrderedAlong
 from fuser.cpu.rows_scanned import SIDE_BY_SIDE, ScannedBatch
 from fuser.cpu.rows_serial import SerialBatch
+from fuser.kernel_source import KERNEL_NAME, Operand, RowLoop, indent
 from fuser.kernel_spec import CPU_LANES
 from fuser.row_parts import RowPass
 

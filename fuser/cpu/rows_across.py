@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fuser.codegen import RowLoop, indent
 from fuser.combining import BATCH
 from fuser.cpu.row_batch import QUARTER, RowBatch
+from fuser.kernel_source import RowLoop, indent
 from fuser.kernel_spec import CPU_LANES
 from fuser.row_parts import RowPart, RowPass
 

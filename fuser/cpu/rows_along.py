@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fuser.codegen import Operand, RowLoop, indent
 from fuser.cpu.row_batch import QUARTER, UNIT, RowBatch
+from fuser.kernel_source import Operand, RowLoop, indent
 from fuser.row_parts import RowPart, RowPass
 
 __all__ = ["AlongBatch"]

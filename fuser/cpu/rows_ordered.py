@@ -8,10 +8,10 @@ single elements.
 
 from __future__ import annotations
 
-from fuser.codegen import RowLoop, indent
 from fuser.cpu.row_batch import QUARTER
 from fuser.cpu.rows_across import AcrossBatch
 from fuser.cpu.rows_along import AlongBatch
+from fuser.kernel_source import RowLoop, indent
 from fuser.row_parts import RowPart, RowPass
 
 __all__ = ["OrderedAcross", "OrderedAlong"]

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from fuser.codegen import Operand, RowLoop, indent
 from fuser.cpu.row_batch import RowBatch
+from fuser.kernel_source import Operand, RowLoop, indent
 from fuser.kernel_spec import CPU_SHORT_ROW
 from fuser.row_parts import RowPart, RowPass
 

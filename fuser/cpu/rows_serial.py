@@ -6,8 +6,8 @@ not side by side in memory, a stretch of each is brought there first.
 
 from __future__ import annotations
 
-from fuser.codegen import Operand, RowLoop, indent
 from fuser.cpu.rows_across import AcrossBatch
+from fuser.kernel_source import Operand, RowLoop, indent
 from fuser.row_parts import RowPart, RowPass
 
 __all__ = ["SerialBatch"]

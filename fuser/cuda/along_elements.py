@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 
 from fuser.access import Tuning
-from fuser.codegen import Operand, indent
 from fuser.cuda.row_text import RowText, in_turns
+from fuser.kernel_source import Operand, indent
 from fuser.row_access import LONG_SHARE
 from fuser.row_parts import RowPart, RowPass
 

@@ -11,7 +11,6 @@ import torch
 
 from fuser import counters
 from fuser._version import __version__
-from fuser.codegen import KERNEL_NAME, Dialect, KernelSource
 from fuser.cuda.dialect import DIALECT
 from fuser.cuda.fused_kernel import CudaKernel
 from fuser.cuda.nvrtc import NvrtcError, compile_text, find_nvrtc, load_kernel, nvrtc_version
@@ -19,6 +18,7 @@ from fuser.disk_cache import CacheKey, load_or_make
 from fuser.dump import dump
 from fuser.errors import CaptureError, CompilerFailedError, CompilerNotFoundError, Diagnostic
 from fuser.fused_kernel import build_compile_error, check_may_compile, compiler_slots, warn_of_texts
+from fuser.kernel_source import KERNEL_NAME, Dialect, KernelSource
 from fuser.process import ignoring, is_of_signal_handler
 
 __all__ = ["CudaBackend", "compile_cubin"]

@@ -6,8 +6,8 @@ Three kernels share one body and differ in how a thread finds its place: *linear
 
 from __future__ import annotations
 
-from fuser.codegen import KERNEL_NAME, Dialect, Loop, Operand, RowLoop, indent
 from fuser.cuda.prelude import emit_prelude
+from fuser.kernel_source import KERNEL_NAME, Dialect, Loop, Operand, RowLoop, indent
 from fuser.list_text import emit_lists
 
 __all__ = ["DIALECT"]

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from fuser import counters
-from fuser.codegen import KernelSource
 from fuser.cuda.nvrtc import LoadedKernel
 from fuser.disk_cache import CacheKey
 from fuser.geometry import Flat, Launch, launch_shape
+from fuser.kernel_source import KernelSource
 from fuser.kernel_spec import MAX_LONE_ARGUMENT_BYTES
 from fuser.layout import IterationSpace
 from fuser.process import is_of_signal_handler

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from fuser.codegen import Operand, RowLoop, indent
 from fuser.cuda.row_text import in_turns
 from fuser.cuda.rows_along import AlongText
+from fuser.kernel_source import Operand, RowLoop, indent
 from fuser.ordered_access import step_of, warps_beside
 from fuser.orders import RowOrder
 from fuser.row_parts import Accumulator, RowPart, RowPass

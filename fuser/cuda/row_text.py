@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import reduce
 
-from fuser.codegen import Operand, RowLoop, indent
+from fuser.kernel_source import Operand, RowLoop, indent
 from fuser.row_parts import Accumulator, RowPart, RowPass
 
 __all__ = ["RowText", "in_turns", "most_of"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fuser.access import Tuning
-from fuser.codegen import RowLoop
 from fuser.cuda.rows_across import AcrossText
 from fuser.cuda.rows_along import AlongText
 from fuser.cuda.rows_chained import ChainedText
@@ -11,6 +10,7 @@ from fuser.cuda.rows_columns import ColumnsText
 from fuser.cuda.rows_ordered import OrderedAlongText
 from fuser.cuda.rows_ordered_across import OrderedAcrossText
 from fuser.cuda.rows_scanned import ScannedAcrossText, ScannedAlongText
+from fuser.kernel_source import RowLoop
 
 __all__ = ["emit_rows"]
 

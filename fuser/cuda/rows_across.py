@@ -6,9 +6,9 @@ takes a stretch of it, U elements of a tree at a time, and merges what they come
 
 from __future__ import annotations
 
-from fuser.codegen import KERNEL_NAME, Operand, indent
 from fuser.combining import BATCH
 from fuser.cuda.row_text import RowText, most_of
+from fuser.kernel_source import KERNEL_NAME, Operand, indent
 from fuser.row_parts import RowPart, RowPass
 
 __all__ = ["AcrossText"]

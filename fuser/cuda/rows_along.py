@@ -8,10 +8,10 @@ it.
 
 from __future__ import annotations
 
-from fuser.codegen import KERNEL_NAME, indent
 from fuser.combining import BATCH
 from fuser.cuda.along_elements import WARP, AlongElements
 from fuser.cuda.row_text import most_of
+from fuser.kernel_source import KERNEL_NAME, indent
 from fuser.row_access import LONG_SHARE, persistent_blocks
 from fuser.row_parts import RowPart, RowPass
 

@@ -7,9 +7,9 @@ each, and all others compute what is added, a tile ahead, in shared memory.
 
 from __future__ import annotations
 
-from fuser.codegen import indent
 from fuser.cuda.ordered_elements import Site, unrolled
 from fuser.cuda.rows_ordered import OrderedAlongText
+from fuser.kernel_source import indent
 
 __all__ = ["ChainedText"]
 

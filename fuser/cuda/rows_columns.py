@@ -7,8 +7,8 @@ What is read of the next row is on its way while one is computed.
 
 from __future__ import annotations
 
-from fuser.codegen import Operand, indent
 from fuser.cuda.rows_along import AlongText
+from fuser.kernel_source import Operand, indent
 
 __all__ = ["ColumnsText"]
 

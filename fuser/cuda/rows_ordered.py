@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fuser.codegen import indent
 from fuser.cuda.ordered_elements import OrderedElements, unrolled
 from fuser.cuda.row_text import most_of
+from fuser.kernel_source import indent
 from fuser.row_parts import RowPart, RowPass
 
 __all__ = ["MAX_REGISTERS", "PROCESSOR_REGISTERS", "REGISTERS", "OrderedAlongText"]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fuser.codegen import KERNEL_NAME, RowLoop, indent
 from fuser.cuda.rows_across import AcrossText
 from fuser.cuda.rows_ordered import MAX_REGISTERS, PROCESSOR_REGISTERS, REGISTERS
+from fuser.kernel_source import KERNEL_NAME, RowLoop, indent
 from fuser.row_parts import RowPart, RowPass
 
 __all__ = ["OrderedAcrossText"]

@@ -1,6 +1,6 @@
 """The op "index": the number of each element, as a value like any other.
 
-Kernels compute it from where they are: it is an operand without memory (``codegen.Operand.is_counter``).
+Kernels compute it from where they are: it is an operand without memory (``kernel_source.Operand.is_counter``).
 """
 
 from __future__ import annotations
