@@ -8,15 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from fuser.access import DEFAULT_TUNING, SINGLE, Access, Tuning
 from fuser.cxx.functor import Functor
 from fuser.dtypes import DTypeInfo
 from fuser.kernel_spec import RowSpec
-
-if TYPE_CHECKING:
-    from fuser.row_parts import RowPart, RowPass, Table
+from fuser.row_pass import RowPart, RowPass, Table
 
 __all__ = ["KERNEL_NAME", "Dialect", "KernelSource", "Loop", "Operand", "RowLoop", "functor_label", "indent"]
 

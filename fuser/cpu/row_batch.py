@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from fuser.combining import BATCH
 from fuser.kernel_source import Operand, RowLoop, indent
 from fuser.kernel_spec import CPU_LANES
-from fuser.row_parts import RowPart, RowPass
+from fuser.row_pass import RowPart, RowPass
 
 __all__ = ["QUARTER", "UNIT", "RowBatch"]
 

@@ -14,7 +14,7 @@ from fuser.cpu.rows_scanned import SIDE_BY_SIDE, ScannedBatch
 from fuser.cpu.rows_serial import SerialBatch
 from fuser.kernel_source import KERNEL_NAME, Operand, RowLoop, indent
 from fuser.kernel_spec import CPU_LANES
-from fuser.row_parts import RowPass
+from fuser.row_pass import RowPass
 
 __all__ = ["emit_rows"]
 

@@ -12,7 +12,7 @@ from fuser.combining import BATCH
 from fuser.cpu.row_batch import QUARTER, RowBatch
 from fuser.kernel_source import RowLoop, indent
 from fuser.kernel_spec import CPU_LANES
-from fuser.row_parts import RowPart, RowPass
+from fuser.row_pass import RowPart, RowPass
 
 __all__ = ["AcrossBatch"]
 

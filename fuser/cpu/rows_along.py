@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from fuser.cpu.row_batch import QUARTER, UNIT, RowBatch
 from fuser.kernel_source import Operand, RowLoop, indent
-from fuser.row_parts import RowPart, RowPass
+from fuser.row_pass import RowPart, RowPass
 
 __all__ = ["AlongBatch"]
 

@@ -12,7 +12,7 @@ from fuser.cpu.row_batch import QUARTER
 from fuser.cpu.rows_across import AcrossBatch
 from fuser.cpu.rows_along import AlongBatch
 from fuser.kernel_source import RowLoop, indent
-from fuser.row_parts import RowPart, RowPass
+from fuser.row_pass import RowPart, RowPass
 
 __all__ = ["OrderedAcross", "OrderedAlong"]
 

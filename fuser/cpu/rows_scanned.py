@@ -12,7 +12,7 @@ from dataclasses import replace
 from fuser.cpu.row_batch import RowBatch
 from fuser.kernel_source import Operand, RowLoop, indent
 from fuser.kernel_spec import CPU_SHORT_ROW
-from fuser.row_parts import RowPart, RowPass
+from fuser.row_pass import RowPart, RowPass
 
 __all__ = ["SIDE_BY_SIDE", "ScannedBatch"]
 

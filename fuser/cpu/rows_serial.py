@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fuser.cpu.rows_across import AcrossBatch
 from fuser.kernel_source import Operand, RowLoop, indent
-from fuser.row_parts import RowPart, RowPass
+from fuser.row_pass import RowPart, RowPass
 
 __all__ = ["SerialBatch"]
 

@@ -10,7 +10,7 @@ from fuser.access import Tuning
 from fuser.cuda.row_text import RowText, in_turns
 from fuser.kernel_source import Operand, indent
 from fuser.row_access import LONG_SHARE
-from fuser.row_parts import RowPart, RowPass
+from fuser.row_pass import RowPart, RowPass
 
 __all__ = ["WARP", "AlongElements"]
 

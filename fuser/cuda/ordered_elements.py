@@ -12,7 +12,7 @@ from fuser.cuda.rows_along import AlongText
 from fuser.kernel_source import Operand, RowLoop, indent
 from fuser.ordered_access import step_of, warps_beside
 from fuser.orders import RowOrder
-from fuser.row_parts import Accumulator, RowPart, RowPass
+from fuser.row_pass import Accumulator, RowPart, RowPass
 
 __all__ = ["OrderedElements", "Site", "unrolled"]
 

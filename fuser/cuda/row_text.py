@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from functools import reduce
 
 from fuser.kernel_source import Operand, RowLoop, indent
-from fuser.row_parts import Accumulator, RowPart, RowPass
+from fuser.row_pass import Accumulator, RowPart, RowPass
 
 __all__ = ["RowText", "in_turns", "most_of"]
 

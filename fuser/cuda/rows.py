@@ -1,4 +1,4 @@
-"""The loops of a kernel with reductions in CUDA: the ``__global__`` function around the parts of fuser.row_parts."""
+"""The loops of a kernel with reductions in CUDA: the ``__global__`` function around what fuser.row_pass has."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from fuser.combining import BATCH
 from fuser.cuda.row_text import RowText, most_of
 from fuser.kernel_source import KERNEL_NAME, Operand, indent
-from fuser.row_parts import RowPart, RowPass
+from fuser.row_pass import RowPart, RowPass
 
 __all__ = ["AcrossText"]
 

@@ -13,7 +13,7 @@ from fuser.cuda.along_elements import WARP, AlongElements
 from fuser.cuda.row_text import most_of
 from fuser.kernel_source import KERNEL_NAME, indent
 from fuser.row_access import LONG_SHARE, persistent_blocks
-from fuser.row_parts import RowPart, RowPass
+from fuser.row_pass import RowPart, RowPass
 
 __all__ = ["AlongText"]
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from fuser.cuda.ordered_elements import OrderedElements, unrolled
 from fuser.cuda.row_text import most_of
 from fuser.kernel_source import indent
-from fuser.row_parts import RowPart, RowPass
+from fuser.row_pass import RowPart, RowPass
 
 __all__ = ["MAX_REGISTERS", "PROCESSOR_REGISTERS", "REGISTERS", "OrderedAlongText"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fuser.cuda.rows_across import AcrossText
 from fuser.cuda.rows_ordered import MAX_REGISTERS, PROCESSOR_REGISTERS, REGISTERS
 from fuser.kernel_source import KERNEL_NAME, RowLoop, indent
-from fuser.row_parts import RowPart, RowPass
+from fuser.row_pass import RowPart, RowPass
 
 __all__ = ["OrderedAcrossText"]
 

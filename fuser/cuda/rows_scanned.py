@@ -10,7 +10,7 @@ from fuser.cuda.along_elements import WARP, AlongElements
 from fuser.cuda.row_text import most_of
 from fuser.cuda.rows_across import AcrossText
 from fuser.kernel_source import KERNEL_NAME, Operand, indent
-from fuser.row_parts import RowPart, RowPass
+from fuser.row_pass import RowPart, RowPass
 from fuser.scan_access import CHUNK
 
 __all__ = ["ScannedAcrossText", "ScannedAlongText"]
