@@ -64,6 +64,10 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
             continue
         op = ops.REDUCTIONS.get(item.function.op or "")
         desc = values[item.tensors[0]].desc
+        if op is None and not reduction.order and any(values[value].desc.dtype for value in item.tensors):
+            # A user's may take several, which broadcast: the first need not have all dimensions, nor be a tensor.
+            orders[index] = None
+            continue
         if desc.dtype is None:
             # No kernel reads a number along dimensions.
             raise UnsupportedError(f"{item.function.name!r} of a number", application=index)
@@ -90,8 +94,6 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
         ):
             # Nothing is added, or any order serves.
             continue
-        elif op is None and not reduction.order:
-            orders[index] = None
         elif group.is_strict or reduction.order in FAST_ORDERS:
             value, name = item.tensors[0], reduction.order
             if name in {"softmax", "softmax_cast"}:

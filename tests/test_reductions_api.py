@@ -225,6 +225,15 @@ def test_several_tensors_broadcast_and_promote() -> None:
         dot(x, torch.ones(2, 7))
 
 
+@pytest.mark.parametrize("dim", [1, -3, (0, 2), None])
+def test_the_first_tensor_need_not_have_all_dimensions(dim: Any) -> None:
+    whole, row = torch.randn(4, 5, 6), torch.randn(6)
+    fuser.reset_stats()
+    assert torch.equal(dot(row, whole, dim=dim), dot(whole, row, dim=dim))
+    assert torch.equal(dot(3, whole, dim=dim), dot(whole, 3, dim=dim))
+    assert not any("of a number" in reason for reason in fuser.stats()["fallbacks"])
+
+
 def test_types_of_results() -> None:
     pair = fuser.create_reduction_fn(
         "template <typename T> void pick(T va, int32_t ia, T vb, int32_t ib, T& v, int32_t& i) "
