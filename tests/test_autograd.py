@@ -464,6 +464,46 @@ def test_vmap_promotes_as_each_element_would() -> None:
     torch.testing.assert_close(got, wanted)
 
 
+@pytest.mark.parametrize(
+    ("weak", "other", "shape"),
+    [
+        # Of a higher category, which counts in the other's precision or in its own.
+        (torch.complex64, torch.float64, (3,)),
+        (torch.complex128, torch.float32, (3,)),
+        (torch.int8, torch.bool, (3,)),
+        (torch.float64, torch.int32, (3,)),
+        # Of a lower one.
+        (torch.float64, torch.complex64, (3,)),
+        # As weak as the other, which has no batch.
+        (torch.float32, torch.float64, ()),
+        (torch.uint8, torch.int8, ()),
+    ],
+)
+def test_vmap_promotes_numbers_of_any_kind_as_each_element_would(
+    weak: torch.dtype, other: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    product = fuser.create_jit_fn("template <typename T> T product(T x, T y) { return x * y; }")
+    scales, x = torch.tensor([2.7, 0.0, -3.3]).to(weak), torch.full(shape, 5.3, dtype=torch.float64).to(other)
+    if weak.is_complex:
+        scales = scales * (1 + 2j)
+    got = torch.func.vmap(product, in_dims=(0, None))(scales, x)
+    wanted = torch.stack([product(scale, x) for scale in scales])
+    assert got.dtype is wanted.dtype is torch.result_type(scales[0], x)
+    assert torch.equal(got, wanted)
+
+
+def test_vmap_promotes_in_each_step_of_a_group() -> None:
+    # The number is float64 where it meets integers and numbers, and float32 where it meets a float32 vector.
+    def steps(s: torch.Tensor, i: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return s * 3 + i, torch.abs(s / 3) * x, (x - s) * i
+
+    scales, i, x = torch.rand(4, dtype=torch.float64), torch.arange(3, dtype=torch.int32), torch.rand(3)
+    got = torch.func.vmap(fuser.fuse(steps), in_dims=(0, None, None))(scales, i, x)
+    wanted = [torch.stack(items) for items in zip(*[steps(scale, i, x) for scale in scales], strict=True)]
+    assert [item.dtype for item in got] == [torch.float64, torch.float32, torch.float32]
+    assert all(map(torch.equal, got, wanted))
+
+
 def test_forward_mode_is_not_lost_in_a_replayed_call() -> None:
     x, y = (item.detach() for item in given((6,), (6,)))
     for _ in range(3):

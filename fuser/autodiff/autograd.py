@@ -24,9 +24,12 @@ from fuser.autodiff.sums import run_in_parts
 from fuser.compiler import register, registered
 from fuser.dtypes import Rank
 from fuser.errors import GradientError, UntranslatableError
-from fuser.kernel_spec import KernelSpec, ValueLayout, infer_layouts
+from fuser.function import Function
+from fuser.graph import GroupBuilder
+from fuser.kernel_spec import KernelSpec, Typing, ValueLayout, infer_layouts
 from fuser.launcher import record_through
 from fuser.layout import Shape, holds
+from fuser.ops import convert_function
 from fuser.route import (
     GroupCall,
     call,
@@ -291,14 +294,15 @@ def _run_batch(
         found: tuple[torch.Tensor, ...] = torch.func.vmap(in_parts, in_dims=tuple(in_dims))(*inputs)
         return found, (0,) * len(found)
     ranks = tuple(map(_rank, inputs, in_dims))
-    made = run(_count_from_the_end(case.spec, ranks), _batch_inputs(case, batch_size, in_dims, inputs))
-    if len(made) == 1 and len(group.used_inputs()) == len(group.inputs):
-        return tuple(made), (0,)
-    layouts = infer_layouts(group, _layouts_of_ones(ranks))
     # What is made of no input that has the batch does not have it either.
     has_batch = [dim is not None for dim in in_dims] if any(dim is not None for dim in in_dims) else [True] * len(ranks)
     for item in group.applications:
         has_batch += [any(has_batch[value] for value in item.tensors)] * item.function.num_outputs
+    spec = _for_batch(case.spec, case.typing, ranks, tuple(has_batch))
+    made = run(spec, _batch_inputs(batch_size, in_dims, inputs))
+    if len(made) == 1 and len(group.used_inputs()) == len(group.inputs):
+        return tuple(made), (0,)
+    layouts = infer_layouts(group, _layouts_of_ones(ranks))
     results = [
         # Without the dimensions by which the widest input has more than those that it is made of.
         item.flatten(0, item.dim() - 1 - len(layouts[value].shape)) if has_batch[value] else item
@@ -307,7 +311,7 @@ def _run_batch(
     return tuple(results), tuple(0 if has_batch[value] else None for value in group.outputs)
 
 
-def _batch_inputs(case: Case, batch_size: int, in_dims: Sequence[int | None], inputs: Sequence[Any]) -> list[Any]:
+def _batch_inputs(batch_size: int, in_dims: Sequence[int | None], inputs: Sequence[Any]) -> list[Any]:
     # The batch comes first, and behind it the dimensions of an element, as many for each input.
     ranks = list(map(_rank, inputs, in_dims))
     widest = max(ranks)
@@ -317,10 +321,7 @@ def _batch_inputs(case: Case, batch_size: int, in_dims: Sequence[int | None], in
             batched.append(item)
             continue
         moved = item.movedim(dim, 0)
-        moved = moved.reshape(moved.shape[0], *[1] * (widest - count), *moved.shape[1:])
-        if count == 0 and widest > 0:
-            moved = _as_zero_dim(case, moved)
-        batched.append(moved)
+        batched.append(moved.reshape(moved.shape[0], *[1] * (widest - count), *moved.shape[1:]))
     if not any(dim is not None for dim in in_dims):
         batched[0] = batched[0].expand(batch_size, *batched[0].shape)
     return batched
@@ -336,37 +337,53 @@ def _layouts_of_ones(ranks: Sequence[int]) -> list[ValueLayout]:
 
 
 @lru_cache(1024)
-def _count_from_the_end(spec: KernelSpec, ranks: tuple[int, ...]) -> KernelSpec:
-    # The group for inputs with a dimension more at the front: indices and reductions go along those that were there.
+def _for_batch(spec: KernelSpec, typing: Typing, ranks: tuple[int, ...], has_batch: tuple[bool, ...]) -> KernelSpec:
+    # The group for inputs with a dimension more at the front: indices and reductions go along those that were there,
+    # and what has no dimension in an element of the batch has its weight in promotion, though it has one now.
     group = spec.group
-    if not group.reshapes and not any(item.function.is_index for item in group.applications):
+    weak = {value for value, rank in enumerate(typing.ranks) if rank is Rank.ZERO_DIM and has_batch[value]}
+    if not group.reshapes and not weak and not any(item.function.is_index for item in group.applications):
         return spec
     layouts = infer_layouts(group, _layouts_of_ones(ranks))
+    builder = GroupBuilder(group.numerics)
+    handles = [builder.add_input(item.name, is_scalar=item.is_scalar, default=item.default) for item in group.inputs]
+    for index, item in enumerate(group.applications):
+        tensors = [handles[value] for value in item.tensors]
+        promoted = _promoted_slots(item, typing)
+        dtypes = {typing.values[item.tensors[slot]] for slot in promoted}
+        if len(dtypes) > 1 and any(item.tensors[slot] in weak for slot in promoted):
+            common = typing.common[index]
+            for slot in promoted:
+                if typing.values[item.tensors[slot]] is not common:
+                    (tensors[slot],) = builder.apply(convert_function(common), tensors[slot : slot + 1])
+        rank = max(len(layouts[value].shape) for value in item.tensors)
+        handles += builder.apply(
+            _count_from_the_end(item.function, rank), tensors, [handles[value] for value in item.scalars], item.name
+        )
+    return register(builder.build([handles[value] for value in group.outputs]))
 
-    def anchor(item: Application) -> Application:
-        function, rank = item.function, max(len(layouts[value].shape) for value in item.tensors)
-        if function.is_index:
-            function = replace(function, dims=tuple(dim - rank for dim in function.index_dims(rank)))
-        if function.is_view:
-            whole = max(rank, function.result_rank(rank))
-            function = replace(function, dims=tuple(dim % whole - whole for dim in function.dims or ()))
-        if function.reduction is not None:
-            dims = tuple(dim - rank for dim in function.reduction.normalize_dims(rank))
-            function = replace(function, reduction=function.reduction._replace(dims=dims))
-        return replace(item, function=function)
 
-    return register(replace(group, applications=tuple(map(anchor, group.applications)), _key=[]))
-
-
-def _as_zero_dim(case: Case, tensor: torch.Tensor) -> torch.Tensor:
-    # One number per element of the batch has the weight of a 0-dim tensor in promotion, though it has a dimension now.
-    strong = [
-        dtype
-        for dtype, rank in zip(case.typing.values, case.typing.ranks, strict=True)
-        if rank is Rank.TENSOR
-        and (dtype.is_floating_point, dtype.is_complex) >= (tensor.is_floating_point(), tensor.is_complex())
+def _promoted_slots(item: Application, typing: Typing) -> list[int]:
+    # The tensors that its dtype follows from.
+    parameters = zip(item.tensors, item.function.tensor_parameters(len(item.tensors)), strict=True)
+    return [
+        slot
+        for slot, (value, parameter) in enumerate(parameters)
+        if parameter.name not in item.function.unpromoted and typing.ranks[value] is not Rank.NUMBER
     ]
-    return tensor.to(strong[0]) if strong and tensor.dtype is not strong[0] else tensor
+
+
+def _count_from_the_end(function: Function, rank: int) -> Function:
+    # Of tensors with so many dimensions in an element of the batch.
+    if function.is_index:
+        function = replace(function, dims=tuple(dim - rank for dim in function.index_dims(rank)))
+    if function.is_view:
+        whole = max(rank, function.result_rank(rank))
+        function = replace(function, dims=tuple(dim % whole - whole for dim in function.dims or ()))
+    if function.reduction is not None:
+        dims = tuple(dim - rank for dim in function.reduction.normalize_dims(rank))
+        function = replace(function, reduction=function.reduction._replace(dims=dims))
+    return function
 
 
 # --- the operator ------------------------------------------------------------------------------------------------
