@@ -214,6 +214,20 @@ def test_gradients_are_atens() -> None:
 
 
 @pytest.mark.cpu
+def test_transforms_know_that_a_running_total_keeps_its_dimension() -> None:
+    def ours(x: torch.Tensor) -> torch.Tensor:
+        return (x * x).cumsum(-1)
+
+    x = draw((3, 2, 4), torch.float64)
+    v = torch.randn_like(x)
+    for wrap in (lambda f: f, torch.vmap):
+        got, wanted = wrap(fuser.fuse(ours)), wrap(ours)
+        torch.testing.assert_close(torch.func.jvp(got, (x,), (v,)), torch.func.jvp(wanted, (x,), (v,)))
+        for_got, for_wanted = (torch.func.grad(lambda x, f=f: (f(x) * v).sum())(x) for f in (got, wanted))
+        torch.testing.assert_close(for_got, for_wanted)
+
+
+@pytest.mark.cpu
 def test_errors_and_what_has_no_kernel() -> None:
     x = torch.randn(3, 4)
     with pytest.raises(IndexError, match="Dimension out of range"):

@@ -58,7 +58,7 @@ def find_sum(group: FusionGroup, typing: Typing, specs: Sequence[InputSpec | Non
     """
     *before, last = group.applications
     reduction, first = last.function.reduction, group.value_offsets()[-1]
-    if reduction is None or reduction.finish is not None or not _is_sum(reduction.combine):
+    if reduction is None or reduction.finish is not None or reduction.scans or not _is_sum(reduction.combine):
         return None
     if any(item.function.reshapes for item in before) or min(group.outputs) < first:
         return None
