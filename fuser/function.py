@@ -13,7 +13,7 @@ import torch
 from fuser.combining import Reduction, functor_from_json, functor_to_json, normalize_dims
 from fuser.cxx.builtin_types import dtype_named
 from fuser.cxx.functor import EntryParameter, Functor, describe_call, parse_functor
-from fuser.dtypes import Rank, dtype_info, is_continuous, promote, to_floating
+from fuser.dtypes import Rank, dtype_info, is_continuous, number_kind, promote, to_floating
 from fuser.errors import ArgumentError, GroupError, ShapeError, UnsupportedError
 from fuser.fields import check_fields
 from fuser.layout import Shape, Strides
@@ -310,19 +310,23 @@ class Function:
             default: torch's default dtype.
 
         Raises:
-            UnsupportedError: torch does not promote the dtypes.
+            UnsupportedError: torch does not promote the dtypes. ArgumentError: as ``check_kind``, of a scalar that is a
+                tensor.
         """
         if self.is_index:
             return torch.int64
-        parameters = self.tensor_parameters(len(operands))
-        pairs = zip(operands, parameters, strict=True)
+        pairs = [*zip(operands, self.tensor_parameters(len(operands)), strict=True)]
         common = promote(operand for operand, parameter in pairs if parameter.name not in self.unpromoted)
         if self.promotion in (Promotion.INT_TO_FLOAT, Promotion.INT_TO_FLOAT_WIDE):
             common = to_floating(common, default)
         elif self.promotion is Promotion.INT_TO_LONG and not is_continuous(common):
             common = torch.int64
         is_wide = self.promotion in (Promotion.DEFAULT_WIDE, Promotion.INT_TO_FLOAT_WIDE)
-        return torch.float32 if is_wide and common in (torch.float16, torch.bfloat16) else common
+        common = torch.float32 if is_wide and common in (torch.float16, torch.bfloat16) else common
+        for (dtype, _), parameter in pairs if self.unpromoted else ():
+            if parameter.name in self.unpromoted:
+                self.check_kind(parameter, number_kind(dtype), common)
+        return common
 
     def result_dtypes(self, common: torch.dtype) -> list[torch.dtype]:
         """Return the dtype of each result, where tensors have the common one."""

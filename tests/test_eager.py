@@ -743,7 +743,14 @@ def test_numbers_that_no_kernel_takes_are_refused_here_too(no_compiler: None, dt
                 continue
             with pytest.raises(ArgumentError, match=rf"^\w+: {name}.* does not fit in 64 bits$"):
                 call()
-    for call in (lambda: function(x, x, alpha=2j), lambda: total(x, k=2j)):
+    held = torch.tensor([2j])
+    for call in (
+        lambda: function(x, x, alpha=2j),
+        lambda: total(x, k=2j),
+        # As a tensor that no Python number can stand for.
+        lambda: fuser.foreach(function, [x, x], [x, x], alpha=held[0])[1],
+        lambda: torch.vmap(lambda alpha: function(x, x, alpha=alpha))(held)[0],
+    ):
         if dtype.is_complex:
             assert call().is_complex()
             continue
