@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import random
+import re
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -60,6 +62,15 @@ def put(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return z + 1
 
 
+def write_numbers(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    z = x * 2
+    z[:, 1] = 3
+    z[1:3].zero_()
+    z[:, 2:4].fill_(0.5)
+    z[y > 0] = -1
+    return z + x.new_zeros(7) + x.new_full((4, 1), 2) * x.new_ones(7)
+
+
 def windows(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     rolled = (x * 2).roll((-1, 3), (1, 2)).view(2, 2, 3, 2, 4, 5).transpose(2, 3).reshape(-1, 12, 5) + y
     return rolled.view(2, 2, 2, 3, 4, 5).transpose(2, 3).reshape(2, 6, 8, 5).roll((1, -3), (1, 2)) + x
@@ -93,6 +104,12 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], int]] = {
         2,
     ),
     "written into": (put, (draw(4, 7), draw(4, 2)), 0),
+    "numbers written into": (write_numbers, (draw(4, 7), draw(4, 7)), 0),
+    "a transposed tensor where a mask is": (
+        lambda x, y: (x.t() * 2).index_put((y > 0,), y.sum()) + 1,
+        (draw(5, 7), draw(7, 5)),
+        0,
+    ),
     "below the diagonal": (lambda x: (x * 2).tril(1) + x.triu(), (draw(5, 7),), 1),
     "a mask of numbers": (
         lambda x: (lambda places, ends: torch.where(places[None] <= ends[:, None], x, -1.0) * places)(
@@ -206,6 +223,46 @@ def test_rows_repeat(row: int) -> None:
             assert torch.equal(fused(x, m, s), (x - m) * s)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool])
+def test_written_numbers_are_values_of_groups(dtype: torch.dtype) -> None:
+    aten = torch.ops.aten
+
+    def function(x: torch.Tensor, mask: torch.Tensor) -> Any:
+        z = torch.where(mask, x, aten.fill(x, torch.ones((), dtype=dtype)))
+        z = aten.index_put(z, [~mask], torch.full((), 3, dtype=dtype))
+        new = torch.where(mask, x.new_ones(6, dtype=torch.float32), x.new_zeros((4, 1), dtype=torch.float32))
+        return torch.where(mask, z, new), aten.zero(z), aten.fill(z, dtype is torch.bool or 3)
+
+    x = torch.randn(4, 6).to(dtype)
+    given = (x, torch.arange(24).view(6, 4).t() % 3 > 0)
+    fused = fuser.fx.fuse_graph(make_fx(function)(*given))
+    names = {node.target._opname for node in fused.graph.nodes if isinstance(node.target, torch._ops.OpOverload)}
+    assert not names & {"fill", "zero", "index_put", "new_zeros", "new_ones"}
+    for got, wanted in zip(fused(*given), function(*given), strict=True):
+        assert torch.equal(got, wanted)
+        assert (got.dtype, got.stride()) == (wanted.dtype, wanted.stride())
+
+
+@pytest.mark.parametrize("number", [1e6, -1e39, 1j, 3, -math.inf])
+def test_numbers_that_a_dtype_does_not_hold_are_torchs_to_refuse(number: complex) -> None:
+    aten, x = torch.ops.aten, torch.zeros(4, dtype=torch.float16)
+
+    def function(x: torch.Tensor) -> Any:
+        return aten.fill(aten.neg(x), number)
+
+    graph = trace(lambda call, x: call(aten.fill.Scalar, call(aten.neg.default, x), 3), [x])
+    for node in graph.graph.find_nodes(op="call_function", target=aten.fill.Scalar):
+        node.update_arg(1, number)
+    fused = fuser.fx.fuse_graph(graph)
+    try:
+        wanted = function(x)
+    except RuntimeError as error:
+        with pytest.raises(RuntimeError, match=re.escape(str(error))):
+            fused(x)
+    else:
+        assert torch.equal(fused(x), wanted)
+
+
 def compare(function: Callable[..., Any], inputs: tuple[torch.Tensor, ...], launches: int) -> None:
     """Compare results and gradients with aot_eager's; and the launches of the forward pass, unless 0 is given."""
     outcomes = []
@@ -243,6 +300,12 @@ BOUND: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], tuple[torch
     "a roll": (lambda x: torch.roll(x * 2, 1, 1) + 1, (draw(4, 6),), (draw(4, 8),)),
     "a transposed tensor, rolled": (lambda x: torch.roll(x * 2, 1, 1) + 1, (draw(4, 6),), (draw(6, 4).t(),)),
     "zeros": (lambda x, y: torch.zeros_like(x) + y * 2, (draw(4, 6), draw(4, 6)), (draw(4, 6).double(), draw(4, 6))),
+    "new zeros": (lambda x, y: x.new_zeros(6) + y * 2, (draw(4, 6), draw(4, 6)), (draw(4, 6).double(), draw(4, 6))),
+    "places of a mask": (
+        lambda x, y: torch.ops.aten.index_put(x * 2, [y > 0], torch.ones(())) + 1,
+        (draw(4, 6), draw(4, 6)),
+        (draw(4, 6), draw(4)),
+    ),
     # Sigmoids of other numbers may differ in a last bit on a CPU.
     "halves": (
         lambda x: F.glu(x * 2, 1) + 1,

@@ -79,12 +79,12 @@ def _without_kwargs(args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
 
 # Bound in graphs of ATen alone: test_ops and test_arrangements have them.
 IN_GRAPHS = {
-    "clone", "contiguous", "elu_backward", "fmax", "fmin", "glu", "glu_backward_first", "glu_backward_second",
+    "clone", "contiguous", "elu_backward", "fill", "fmax", "fmin", "glu", "glu_backward_first", "glu_backward_second",
     "hardshrink", "hardsigmoid_backward", "hardswish_backward", "hardtanh_backward", "heaviside", "isneginf",
     "isposinf", "leaky_relu_backward", "left_shift", "log_sigmoid_backward", "logit_backward", "mish_backward",
     "nan_to_num", "native_dropout_backward", "prelu", "right_shift", "shrink_backward", "signbit", "softplus_backward",
     "softshrink", "threshold", "tril", "triu", "div_trunc", "div_trunc_number", "binary_cross_entropy",
-    "log_sigmoid",
+    "log_sigmoid", "masked_put",
     "binary_cross_entropy_backward", "mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backward",
 }  # fmt: skip
 

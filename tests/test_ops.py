@@ -293,6 +293,8 @@ def test_every_op_has_a_name() -> None:
 
 # What takes tensors that depend on each other (test_arrangements.py has them), or asks for devices (test_losses.py).
 BY_THEMSELVES = {
+    "fill",
+    "masked_put",
     "contiguous",
     "glu_backward_first",
     "glu_backward_second",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,7 +22,7 @@ from fuser.ops.arrangements import (
     seen_through,
     take_function,
 )
-from fuser.ops.calls import IS_IN_MEMORY, OpCall, is_constant
+from fuser.ops.calls import IS_IN_MEMORY, OpCall, asking, is_constant, known_of
 from fuser.ops.index import index_function
 from fuser.ops.table import OPS
 
@@ -61,6 +62,13 @@ def arrangement_functions() -> dict[Any, Callable[..., OpCall | None]]:
         _ATEN.clone.default: _bind_clone,
         _ATEN.full.default: _bind_full,
         **{getattr(_ATEN, name).default: _bind_filled(value) for name, value in (("zeros", 0), ("ones", 1))},
+        **{
+            getattr(_ATEN, f"new_{name}").default: _bind_new(value)
+            for name, value in (("full", None), ("zeros", 0), ("ones", 1))
+        },
+        **dict.fromkeys((_ATEN.fill.Scalar, _ATEN.fill.Tensor), _bind_fill),
+        _ATEN.zero.default: _bind_zero,
+        _ATEN.index_put.default: _bind_index_put,
         _ATEN.scalar_tensor.default: _bind_scalar_tensor,
         **{getattr(_ATEN.arange, name): _bind_arange for name in ("default", "start", "start_step")},
         torch.ops.prims.iota.default: _bind_iota,
@@ -88,7 +96,7 @@ _BOUND_BY_SIZES = {
     getattr(_ATEN, name).default
     for name in (
         "roll", "stack", "glu", "glu_backward", "slice_scatter", "select_scatter", "zeros_like", "ones_like",
-        "full_like",
+        "full_like", "new_zeros", "new_ones", "new_full", "index_put",
     )
 }  # fmt: skip
 
@@ -463,6 +471,59 @@ def _bind_like(number: int | None) -> Callable[..., OpCall | None]:
     return bind
 
 
+def _bind_new(number: int | None) -> Callable[..., OpCall | None]:
+    def bind(
+        self: Any,
+        size: Any,
+        fill_value: Any = number,
+        *,
+        dtype: Any = None,
+        layout: Any = None,
+        device: Any = None,
+        pin_memory: Any = None,
+    ) -> OpCall | None:
+        value = _static(self)
+        if value is None or device not in (None, value.device):
+            return None
+        call = _bind_full(size, fill_value, dtype=dtype or value.dtype, layout=layout, pin_memory=pin_memory)
+        # Of another tensor it may have another dtype.
+        return call and OpCall(call.function, (*call.tensors, self))
+
+    return bind
+
+
+@asking
+def _bind_fill(input: Any, value: Any) -> OpCall | None:  # noqa: A002
+    known = known_of(input)
+    if known is None:
+        return None
+    is_held = _holds(known.dtype, value) if is_constant(value) else _is_one_element(value, known.dtype)
+    return OpCall(OPS["fill"].function, (input, value)) if is_held else None
+
+
+@asking
+def _bind_zero(self: Any) -> OpCall | None:
+    known = known_of(self)
+    return None if known is None else _bind_fill(self, False if known.dtype is torch.bool else 0)
+
+
+def _bind_index_put(input: Any, indices: Any, values: Any, accumulate: Any = False) -> OpCall | None:  # noqa: A002
+    # One number at the places of a mask, as ``x[mask] = 0`` writes it.
+    mask = indices[0] if isinstance(indices, list | tuple) and len(indices) == 1 else None
+    value, places = _static(input), _static(mask)
+    if value is None or places is None or accumulate is not False:
+        return None
+    if places.dtype is not torch.bool or places.shape != value.shape or not _is_one_element(values, value.dtype):
+        return None
+    return OpCall(OPS["masked_put"].function, (input, mask, values))
+
+
+def _is_one_element(x: Any, dtype: torch.dtype) -> bool:
+    # Of another dtype torch asks for the number, and whether its own can hold it.
+    known = known_of(x)
+    return known is not None and known.rank == 0 and known.dtype is dtype
+
+
 def _bind_arange(
     start: Any,
     end: Any = None,
@@ -512,7 +573,7 @@ def _are_ints(*items: Any) -> bool:
 def _holds(dtype: torch.dtype, number: Any) -> bool:
     # Whether torch makes the dtype of a number without an error, and a kernel the same one.
     if dtype.is_floating_point and dtype.itemsize > 1:
-        return isinstance(number, int | float)
+        return isinstance(number, int | float) and (math.isinf(number) or not abs(number) > torch.finfo(dtype).max)
     if dtype is torch.bool or type(number) is bool:
         return dtype is torch.bool and type(number) is bool
     is_integer = type(number) is int and not dtype.is_floating_point and not dtype.is_complex

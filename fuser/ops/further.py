@@ -71,6 +71,30 @@ for _name, _symbol in (("tril", "<="), ("triu", ">=")):
         unpromoted=("row", "column"),
         is_contiguous=True,
     )
+
+
+def _eager_masked_put(x: torch.Tensor, mask: torch.Tensor, value: Any) -> torch.Tensor:
+    # What is written lies as what is there.
+    made = torch.where(mask, value, x)
+    return torch.empty_like(x.expand(made.shape)).copy_(made)
+
+
+define(
+    "fill",
+    "T x, T value",
+    "return value;",
+    lambda x, value: _eager_masked_put(x, x.new_ones((), dtype=torch.bool), value),
+    kinds=ANY_REAL | {"complex"},
+    unpromoted=("value",),
+)
+define(
+    "masked_put",
+    "T x, bool mask, T value",
+    "return mask ? value : x;",
+    _eager_masked_put,
+    kinds=ANY_REAL | {"complex"},
+    unpromoted=("mask", "value"),
+)
 for _name, _factor in (("deg2rad", math.pi / 180), ("rad2deg", 180 / math.pi)):
     define_unary_float(_name, f"return x * T({_factor!r});", getattr(torch, _name))
 define_test("signbit", "T x", "return signbit(x);", torch.signbit, FLOAT)
