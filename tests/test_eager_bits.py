@@ -69,6 +69,11 @@ UNARY: dict[str, Callable[[Any], Any]] = {
     name: getattr(F, name) for name in ("relu", "relu6", "hardsigmoid", "hardswish", "softsign")
 } | {name: getattr(torch, name) for name in ("deg2rad", "rad2deg", "frac", "round", "sign", "neg", "abs")}
 POWERS: dict[str, Callable[[Any], Any]] = {f"x ** {n}": lambda x, n=n: x**n for n in (2, 3, -1, -2, 0.5, 3.001, -2.001)}
+# Gradients from what an op returned, as calls in place keep it.
+RESULTS: dict[str, Callable[[Any, Any], Any]] = {
+    "leaky_relu_backward of a result": lambda x, y: torch.ops.aten.leaky_relu_backward.default(x, y, 0.1, True),
+    "elu_backward of a result": lambda x, y: torch.ops.aten.elu_backward.default(x, 0.3, 1.0, 1 / 0.3, True, y),
+}
 BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "add": lambda x, y: torch.add(x, y, alpha=0.1),
     "sub": lambda x, y: torch.sub(x, y, alpha=1 / 3),
@@ -90,7 +95,25 @@ BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "hardswish_backward": lambda x, y: torch.ops.aten.hardswish_backward.default(x, y),
     "hardsigmoid_backward": lambda x, y: torch.ops.aten.hardsigmoid_backward.default(x, y),
     "leaky_relu_backward": lambda x, y: torch.ops.aten.leaky_relu_backward.default(x, y, 0.1, False),
+    **RESULTS,
 }
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_gradients_from_results_are_in_groups(name: str) -> None:
+    fused = fuser.fuse(lambda x, y: RESULTS[name](x, y) * 2)
+    fused(*torch.randn(2, 9))
+    assert [node.op for node in fused.graph_module.graph.nodes if node.op.startswith("call")] == ["call_module"]
+
+
+def test_results_of_negative_slopes_are_torchs_to_refuse() -> None:
+    aten = torch.ops.aten
+    for refused in (
+        lambda x, y: aten.leaky_relu_backward.default(x, y, -0.1, True),
+        lambda x, y: aten.elu_backward.default(x, -0.1, 1, 1, True, y),
+    ):
+        with pytest.raises(RuntimeError, match="negative slope"):
+            fuser.fuse(refused)(*torch.randn(2, 9))
 
 
 def check(calls: dict[str, Callable[..., Any]], *tensors: torch.Tensor) -> None:

@@ -71,6 +71,7 @@ NUMBERS: dict[str, dict[str, Any]] = {
     "softplus": {"beta": 1.5, "threshold": 2.0},
     "hardtanh": {"min_val": -1.0, "max_val": 0.5},
     "elu_backward": {"alpha": 0.5, "scale": 1.5, "input_scale": 0.75},
+    "elu_result_backward": {"alpha": 0.5, "input_scale": 0.75},
     "hardtanh_backward": {"min_val": -1.0, "max_val": 0.5},
     "leaky_relu_backward": {"negative_slope": 0.2},
     "softplus_backward": {"beta": 1.5, "threshold": 2.0},

@@ -79,7 +79,8 @@ def _without_kwargs(args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
 
 # Bound in graphs of ATen alone: test_ops and test_arrangements have them.
 IN_GRAPHS = {
-    "clone", "contiguous", "elu_backward", "fill", "fmax", "fmin", "glu", "glu_backward_first", "glu_backward_second",
+    "clone", "contiguous", "elu_backward", "elu_result_backward", "fill", "fmax", "fmin", "glu",
+    "glu_backward_first", "glu_backward_second",
     "hardshrink", "hardsigmoid_backward", "hardswish_backward", "hardtanh_backward", "heaviside", "isneginf",
     "isposinf", "leaky_relu_backward", "left_shift", "log_sigmoid_backward", "logit_backward", "mish_backward",
     "nan_to_num", "native_dropout_backward", "prelu", "right_shift", "shrink_backward", "signbit", "softplus_backward",

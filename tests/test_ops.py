@@ -293,6 +293,7 @@ def test_every_op_has_a_name() -> None:
 
 # What takes tensors that depend on each other (test_arrangements.py has them), or asks for devices (test_losses.py).
 BY_THEMSELVES = {
+    "elu_result_backward",
     "fill",
     "masked_put",
     "contiguous",

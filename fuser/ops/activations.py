@@ -138,6 +138,16 @@ define(
     lambda g, x, alpha, scale, input_scale: _ATEN.elu_backward(g, alpha, scale, input_scale, False, x),
     scalars=("alpha", "scale", "input_scale"),
 )
+# Of what the op returned, as calls in place keep it, with a scale of 1: of another, alpha times the scale is an argument
+# of ATen's kernel, and would be contracted with the sum here.
+define(
+    "elu_result_backward",
+    "T g, T y, T alpha, T input_scale",
+    _where_nan_differs("bool is_low = y <= T(0);", "bool is_low = !(y > T(0));")
+    + "return is_low ? g * input_scale * (y + alpha) : g;",
+    lambda g, y, alpha, input_scale: _ATEN.elu_backward(g, alpha, 1, input_scale, True, y),
+    scalars=("alpha", "input_scale"),
+)
 define(
     "hardtanh_backward",
     "T g, T x, T min_val, T max_val",

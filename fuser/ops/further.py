@@ -16,6 +16,7 @@ from fuser.ops.calls import (
     answer,
     asking,
     asking_of_numbers,
+    is_constant,
     is_number,
     known_of,
     tensor_first,
@@ -241,9 +242,15 @@ def _bind_threshold(input: Any, threshold: Any, value: Any, inplace: bool = Fals
 def _bind_elu_backward(
     grad_output: Any, alpha: Any, scale: Any, input_scale: Any, is_result: Any, self_or_result: Any
 ) -> OpCall | None:
-    call = _call("elu_backward", grad_output, self_or_result, alpha=alpha, scale=scale, input_scale=input_scale)
-    # Of a result, the GPU's compiler contracts another sum than ATen's.
-    return call if is_result is False else None
+    if is_result is False:
+        return _call("elu_backward", grad_output, self_or_result, alpha=alpha, scale=scale, input_scale=input_scale)
+    # torch has its own error for a negative alpha.
+    is_told = is_result is True and scale == 1 and is_constant(alpha) and alpha >= 0
+    return (
+        _call("elu_result_backward", grad_output, self_or_result, alpha=alpha, input_scale=input_scale)
+        if is_told
+        else None
+    )
 
 
 def _bind_hardtanh_backward(grad_output: Any, self: Any, min_val: Any, max_val: Any) -> OpCall | None:
@@ -251,9 +258,10 @@ def _bind_hardtanh_backward(grad_output: Any, self: Any, min_val: Any, max_val: 
 
 
 def _bind_leaky_relu_backward(grad_output: Any, self: Any, negative_slope: Any, self_is_result: Any) -> OpCall | None:
-    # torch has its own error for a result.
+    # A result has the sign of what it is of, unless its slope is negative, for which torch has its own error.
     call = _call("leaky_relu_backward", self, grad_output, negative_slope=negative_slope)
-    return call if self_is_result is False else None
+    is_told = self_is_result is False or (is_constant(negative_slope) and negative_slope >= 0)
+    return call if is_told else None
 
 
 def _bind_softplus_backward(grad_output: Any, self: Any, beta: Any, threshold: Any) -> OpCall | None:

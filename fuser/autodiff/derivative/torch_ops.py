@@ -112,6 +112,12 @@ def _elu_backward(g: Expr, x: Expr, alpha: Expr, scale: Expr, input_scale: Expr)
     return (g * scale).where(x.call("gt", 0), below)
 
 
+def _elu_result_backward(g: Expr, y: Expr, alpha: Expr, input_scale: Expr) -> Expr:
+    # As above.
+    curved = y.where(y.call("lt", 0), y.call("detach"))
+    return g.where(y.call("gt", 0), g * input_scale.to(y.dtype) * (curved + alpha.to(y.dtype)))
+
+
 def _softplus_backward(g: Expr, x: Expr, beta: Expr, threshold: Expr) -> Expr:
     # On the threshold the value is the curve's, and the second derivative is zero.
     beta, threshold = beta.to(x.dtype), threshold.to(x.dtype)
@@ -185,6 +191,7 @@ DIFFERENTIATED_AS: dict[str, Callable[..., Expr]] = {
     **{f"pow_{k}": lambda a, b, k=k: a.call("pow", k) for k in (1, 2, 3, 4)},
     "pow_minus_2": lambda a, b: (1 / a) * (1 / a),
     "elu_backward": _elu_backward,
+    "elu_result_backward": _elu_result_backward,
     "softplus_backward": _softplus_backward,
     "log_sigmoid_backward": _log_sigmoid_backward,
     "mse_loss": lambda x, y: (x - y) * (x - y),
