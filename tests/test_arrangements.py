@@ -68,7 +68,13 @@ def write_numbers(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     z[1:3].zero_()
     z[:, 2:4].fill_(0.5)
     z[y > 0] = -1
-    return z + x.new_zeros(7) + x.new_full((4, 1), 2) * x.new_ones(7)
+    return z * y + x.new_zeros(7) + x.new_full((4, 1), 2) * x.new_ones(7)
+
+
+def write_inside(x: torch.Tensor) -> torch.Tensor:
+    z = x * 2
+    z[:, 1:-1, 1:-1] = x[:, 1:-1, 1:-1].neg()
+    return z + 1
 
 
 def windows(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -106,8 +112,19 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], int]] = {
     "written into": (put, (draw(4, 7), draw(4, 2)), 0),
     "numbers written into": (write_numbers, (draw(4, 7), draw(4, 7)), 0),
     "a transposed tensor where a mask is": (
-        lambda x, y: (x.t() * 2).index_put((y > 0,), y.sum()) + 1,
+        lambda x, y: (x.t() * 2).index_put((y > 0,), y.detach().sum()) * y,
         (draw(5, 7), draw(7, 5)),
+        0,
+    ),
+    "written into, from behind": (
+        lambda x, y: torch.slice_scatter((x * 2).select_scatter(y[:, 0].neg(), 1, -1), y * 3, -1, -6, -4) + 1,
+        (draw(4, 7), draw(4, 2)),
+        3,
+    ),
+    "written into, inside": (write_inside, (draw(2, 5, 6),), 0),
+    "written into, channels last": (
+        lambda x: torch.slice_scatter(x * 2, x[:, 1:3].neg(), 1, 0, 2) + 1,
+        (channels_last(2, 4, 5, 3),),
         0,
     ),
     "below the diagonal": (lambda x: (x * 2).tril(1) + x.triu(), (draw(5, 7),), 1),
@@ -337,6 +354,13 @@ def test_a_graph_of_known_sizes_is_right_for_others(name: str) -> None:
             assert found.stride() == wanted.stride()
         assert fuser.stats()["launches"] > before["launches"]
         assert sum(fuser.stats()["fallbacks"].values()) - sum(before["fallbacks"].values()) == (name != "a cat")
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_a_part_of_another_shape_is_torchs_to_refuse() -> None:
+    function = lambda x: torch.slice_scatter(x * 2, x[:1, :2] + 1, 1, 0, 2) * 2  # noqa: E731
+    with pytest.raises(RuntimeError, match="size equal to the slice of self"):
+        torch.compile(function, backend="fuser", dynamic=False)(draw(4, 7))
 
 
 @pytest.mark.parametrize("ends", [(0, 13), (1, 13), (2, 11)])

@@ -138,8 +138,8 @@ define(
     lambda g, x, alpha, scale, input_scale: _ATEN.elu_backward(g, alpha, scale, input_scale, False, x),
     scalars=("alpha", "scale", "input_scale"),
 )
-# Of what the op returned, as calls in place keep it, with a scale of 1: of another, alpha times the scale is an argument
-# of ATen's kernel, and would be contracted with the sum here.
+# Of what the op returned, as calls in place keep it, with a scale of 1: of another, alpha times the scale, which is an
+# argument of ATen's kernel, would be contracted with the sum here.
 define(
     "elu_result_backward",
     "T g, T y, T alpha, T input_scale",

@@ -261,35 +261,46 @@ def _bind_slice_scatter(
     if value is None or not value.dim() or step != 1 or not _are_ints(dim):
         return None
     start, end = 0 if start is None else start, _END if end is None else end
-    if not _are_ints(start, end) or start < 0 or end <= start:
+    if not _are_ints(start, end):
         return None
-    return _put(input, src, dim % value.dim(), start, end)
+    start, end, _ = slice(start, end).indices(value.shape[dim])
+    return _put(input, src, dim % value.dim(), start, end) if start < end else None
 
 
 def _bind_select_scatter(input: Any, src: Any, dim: Any, index: Any) -> OpCall | None:  # noqa: A002
     value = _static(input)
-    if value is None or not value.dim() or not _are_ints(dim, index) or index < 0:
+    if value is None or not value.dim() or not _are_ints(dim, index):
         return None
     dim %= value.dim()
+    index += value.shape[dim] if index < 0 else 0
     part = _view(src, "unsqueeze.default", dim)
     return part and _put(input, part, dim, index, index + 1)
 
 
 def _put(x: Any, part: Any, dim: int, start: int, stop: int) -> OpCall | None:
-    # The tensor with a part in place of its own; ATen writes into a copy, which keeps its strides.
+    # The tensor with a part in place of its own.
     value = _static(x)
-    if value is None or not _is_row_major(value):
-        return None
     known = _static(part.tensors[0] if isinstance(part, OpCall) else part)
-    if known is None or known.dtype != value.dtype:
+    if value is None or known is None or known.dtype != value.dtype:
         return None
+    sizes = tuple(stop - start if own == dim else size for own, size in enumerate(value.shape))
     ends = [(0, start)] * (start > 0) + [(stop, _END)] * (stop < value.shape[dim])
     parts = [_view(x, "slice.Tensor", dim, *own) for own in ends]
-    if None in parts:
+    if None in parts or not parts or _without_memory(part).shape != sizes:
         return None
     where = 1 if start else 0
     tensors = (*parts[:where], part, *parts[where:])
-    return OpCall(cat_function(len(tensors), dim), tensors) if len(tensors) > 1 else None
+    # ATen writes into a copy, which keeps its strides.
+    made = torch.cat(list(map(_without_memory, tensors)), dim)
+    return OpCall(cat_function(len(tensors), dim), tensors) if made.stride() == value.stride() else None
+
+
+def _without_memory(part: Any) -> torch.Tensor:
+    # A tensor of known sizes, or a view of one.
+    source = part.tensors[0] if isinstance(part, OpCall) else part
+    value = source.meta["val"]
+    made = torch.empty_strided(value.shape, value.stride(), device="meta")
+    return eager_arrangement(part.function, [made]) if isinstance(part, OpCall) else made
 
 
 # --- reads at entries that are computed ---------------------------------------------------------------------------
