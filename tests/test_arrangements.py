@@ -260,6 +260,17 @@ def test_written_numbers_are_values_of_groups(dtype: torch.dtype) -> None:
         assert (got.dtype, got.stride()) == (wanted.dtype, wanted.stride())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_mask_is_filled_with_any_number_that_the_dtype_holds(dtype: torch.dtype) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return (x * 2).masked_fill(x > 0, torch.finfo(dtype).min) + 1
+
+    x = draw(4, 7).to(dtype)
+    fused = fuser.fx.fuse_graph(make_fx(function)(x))
+    assert not fused.graph.find_nodes(op="call_function", target=torch.ops.aten.masked_fill.Scalar)
+    assert torch.equal(fused(x), function(x))
+
+
 @pytest.mark.parametrize("number", [1e6, -1e39, 1j, 3, -math.inf])
 def test_numbers_that_a_dtype_does_not_hold_are_torchs_to_refuse(number: complex) -> None:
     aten, x = torch.ops.aten, torch.zeros(4, dtype=torch.float16)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,7 +23,7 @@ from fuser.ops.arrangements import (
 )
 from fuser.ops.calls import IS_IN_MEMORY, OpCall, asking, is_constant, known_of
 from fuser.ops.index import index_function
-from fuser.ops.table import OPS
+from fuser.ops.table import OPS, holds_number
 
 __all__ = ["arrangement_functions", "is_bound_by_sizes", "is_creation"]
 
@@ -239,7 +238,7 @@ def _bind_select_backward(grad_output: Any, input_sizes: Any, dim: Any, index: A
 
 def _bind_pad(input: Any, pad: Any, value: Any = 0) -> OpCall | None:  # noqa: A002
     known = _static(input)
-    if known is None or not _are_ints(pad) or not is_constant(value) or not _holds(known.dtype, value):
+    if known is None or not _are_ints(pad) or not is_constant(value) or not holds_number(known.dtype, value):
         return None
     # Corners are no parts of their own.
     sides = [(slot, pad[2 * slot], pad[2 * slot + 1]) for slot in range(len(pad) // 2) if any(pad[2 * slot :][:2])]
@@ -421,7 +420,7 @@ _CHANNELS_LAST = {
 def _full(shape: Sequence[Any], strides: Sequence[int], number: Any, dtype: Any) -> OpCall | None:
     # Which device it is on is for whoever takes it into a group to say: a tensor of that device comes second.
     dtype = dtype or {bool: torch.bool, int: torch.int64}.get(type(number), torch.get_default_dtype())
-    if not is_constant(number) or not _holds(dtype, number):
+    if not is_constant(number) or not holds_number(dtype, number):
         return None
     return OpCall(full_function(tuple(shape), tuple(strides), dtype), (number,))
 
@@ -474,7 +473,7 @@ def _bind_like(number: int | None) -> Callable[..., OpCall | None]:
         if value is None or layout not in (None, torch.strided) or pin_memory or device not in (None, value.device):
             return None
         dtype = dtype or value.dtype
-        if not is_constant(fill_value) or not _holds(dtype, fill_value):
+        if not is_constant(fill_value) or not holds_number(dtype, fill_value):
             return None
         kind = str(memory_format or torch.preserve_format).removeprefix("torch.")
         return OpCall(full_like_function(dtype, kind, value.dim()), (fill_value, input))
@@ -508,7 +507,7 @@ def _bind_fill(input: Any, value: Any) -> OpCall | None:  # noqa: A002
     known = known_of(input)
     if known is None:
         return None
-    is_held = _holds(known.dtype, value) if is_constant(value) else _is_one_element(value, known.dtype)
+    is_held = holds_number(known.dtype, value) if is_constant(value) else _is_one_element(value, known.dtype)
     return OpCall(OPS["fill"].function, (input, value)) if is_held else None
 
 
@@ -579,13 +578,3 @@ def _bind_triangle(name: str) -> Callable[..., OpCall | None]:
 def _are_ints(*items: Any) -> bool:
     # Of lists, each item.
     return all(_are_ints(*item) if isinstance(item, list | tuple) else type(item) is int for item in items)
-
-
-def _holds(dtype: torch.dtype, number: Any) -> bool:
-    # Whether torch makes the dtype of a number without an error, and a kernel the same one.
-    if dtype.is_floating_point and dtype.itemsize > 1:
-        return isinstance(number, int | float) and (math.isinf(number) or not abs(number) > torch.finfo(dtype).max)
-    if dtype is torch.bool or type(number) is bool:
-        return dtype is torch.bool and type(number) is bool
-    is_integer = type(number) is int and not dtype.is_floating_point and not dtype.is_complex
-    return is_integer and torch.iinfo(dtype).min <= number <= torch.iinfo(dtype).max

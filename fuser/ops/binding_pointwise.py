@@ -21,7 +21,7 @@ from fuser.ops.calls import (
     tensor_first,
 )
 from fuser.ops.elementary import UNARY_FLOAT, clamp_to_numbers, power_function
-from fuser.ops.table import OPS, cast_function, convert_function, dtype_kind
+from fuser.ops.table import OPS, cast_function, convert_function, dtype_kind, holds_number
 from fuser.ops.table import op_call as _call
 from fuser.ops.table import overloads as _overloads
 
@@ -335,7 +335,8 @@ def _fits(number: Any) -> bool:
 def _bind_masked_fill(input: Any, mask: Any, value: Any) -> OpCall | None:  # noqa: A002
     known = known_of(input)
     is_served = known is None or dtype_kind(known.dtype) in OPS["masked_fill"].kinds
-    return _call("masked_fill", input, mask, value=value) if is_served and answer(_fits, value) else None
+    is_held = known is not None and is_constant(value) and holds_number(known.dtype, value)
+    return _call("masked_fill", input, mask, value=value) if is_served and (is_held or answer(_fits, value)) else None
 
 
 def _bind_gelu_backward(grad_output: Any, self: Any, *, approximate: str = "none") -> OpCall | None:

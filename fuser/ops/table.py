@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ __all__ = [
     "define_test",
     "define_unary_float",
     "dtype_kind",
+    "holds_number",
     "op_call",
     "overloads",
     "parse_entry",
@@ -79,6 +81,16 @@ def dtype_kind(dtype: torch.dtype) -> str:
     if dtype.is_floating_point:
         return "float"
     return "bool" if dtype is torch.bool else "int"
+
+
+def holds_number(dtype: torch.dtype, number: Any) -> bool:
+    """Whether torch makes the dtype of a number without an error, and a kernel the same one."""
+    if dtype.is_floating_point and dtype.itemsize > 1:
+        return isinstance(number, int | float) and (math.isinf(number) or not abs(number) > torch.finfo(dtype).max)
+    if dtype is torch.bool or type(number) is bool:
+        return dtype is torch.bool and type(number) is bool
+    is_integer = type(number) is int and not dtype.is_floating_point and not dtype.is_complex
+    return is_integer and torch.iinfo(dtype).min <= number <= torch.iinfo(dtype).max
 
 
 def define(
