@@ -127,6 +127,14 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], int]] = {
         (channels_last(2, 4, 5, 3),),
         0,
     ),
+    "repeated": (lambda x, y: (x.t() * 2).repeat(2, 1, 3) + y, (draw(5, 7), draw(7, 15)), 0),
+    "pixels shuffled": (lambda x, y: F.pixel_shuffle(x * 2, 2) + y, (draw(2, 8, 3, 5), draw(6, 10)), 0),
+    "pixels put back": (lambda x, y: F.pixel_unshuffle(x * 2, 2) * y, (draw(2, 3, 4, 6), draw(12, 1, 1)), 0),
+    "channels shuffled": (lambda x: F.channel_shuffle(x * 2, 3) + 1, (draw(2, 6, 3, 5),), 0),
+    "pixels shuffled, channels last": (lambda x: F.pixel_shuffle(x * 2, 2) + 1, (channels_last(2, 8, 3, 5),), 0),
+    "cropped": (lambda x, y: F.pad(x * 2, (-1, 0, -2, -1)) + y, (draw(2, 4, 7), draw(1, 6)), 0),
+    "moved by one": (lambda x, y: F.pad(x, (0, 0, 1, -1)) * y + x, (draw(2, 4, 7), draw(7)), 2),
+    "cropped and padded, channels last": (lambda x: F.pad(x * 2, (-1, 2)) + 1, (channels_last(2, 3, 5, 4),), 0),
     "below the diagonal": (lambda x: (x * 2).tril(1) + x.triu(), (draw(5, 7),), 1),
     "a mask of numbers": (
         lambda x: (lambda places, ends: torch.where(places[None] <= ends[:, None], x, -1.0) * places)(
@@ -334,6 +342,8 @@ BOUND: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], tuple[torch
         (draw(4, 6), draw(4, 6)),
         (draw(4, 6), draw(4)),
     ),
+    "a repeated tensor": (lambda x: (x * 2).repeat(2, 3) + 1, (draw(4, 6),), (draw(4, 8),)),
+    "shuffled pixels": (lambda x: F.pixel_shuffle(x * 2, 2) + 1, (draw(2, 4, 3, 5),), (channels_last(2, 4, 3, 5),)),
     # Sigmoids of other numbers may differ in a last bit on a CPU.
     "halves": (
         lambda x: F.glu(x * 2, 1) + 1,

@@ -54,6 +54,10 @@ def arrangement_functions() -> dict[Any, Callable[..., OpCall | None]]:
         _ATEN.slice_scatter.default: _bind_slice_scatter,
         _ATEN.select_scatter.default: _bind_select_scatter,
         _ATEN.constant_pad_nd.default: _bind_pad,
+        _ATEN.repeat.default: _bind_repeat,
+        _ATEN.pixel_shuffle.default: _bind_pixel_shuffle,
+        _ATEN.pixel_unshuffle.default: _bind_pixel_unshuffle,
+        _ATEN.channel_shuffle.default: _bind_channel_shuffle,
         _ATEN.embedding.default: _bind_embedding,
         _ATEN.index_select.default: _bind_index_select,
         _ATEN.gather.default: _bind_gather,
@@ -96,6 +100,7 @@ _BOUND_BY_SIZES = {
     for name in (
         "roll", "stack", "glu", "glu_backward", "slice_scatter", "select_scatter", "zeros_like", "ones_like",
         "full_like", "new_zeros", "new_ones", "new_full", "index_put",
+        "repeat", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle",
     )
 }  # fmt: skip
 
@@ -240,12 +245,88 @@ def _bind_pad(input: Any, pad: Any, value: Any = 0) -> OpCall | None:  # noqa: A
     known = _static(input)
     if known is None or not _are_ints(pad) or not is_constant(value) or not holds_number(known.dtype, value):
         return None
-    # Corners are no parts of their own.
-    sides = [(slot, pad[2 * slot], pad[2 * slot + 1]) for slot in range(len(pad) // 2) if any(pad[2 * slot :][:2])]
-    if len(sides) != 1:
+    every = [(known.dim() - 1 - slot, pad[2 * slot], pad[2 * slot + 1]) for slot in range(len(pad) // 2)]
+    # What is taken away is taken first.
+    cropped, sizes = input, list(known.shape)
+    for dim, before, after in every:
+        start, stop = max(-before, 0), sizes[dim] + min(after, 0)
+        if stop - start < sizes[dim]:
+            end = _END if after >= 0 else after
+            cropped = OpCall(seen_through("slice.Tensor", (dim, start, end), known.dim()), (cropped,))
+        sizes[dim] = stop - start
+    sides = [(dim, max(before, 0), max(after, 0)) for dim, before, after in every if max(before, after) > 0]
+    is_cropped = isinstance(cropped, OpCall)
+    if is_cropped and min(sizes) < 1:
         return None
-    slot, before, after = sides[0]
-    return _pad(input, known.dim() - 1 - slot, before, after, value, is_contiguous=False)
+    if is_cropped and not sides:
+        return OpCall(OPS["clone"].function, (cropped,))
+    # Corners are no parts of their own. With dimensions of one element left, the rest may lie in several formats.
+    if len(sides) != 1 or (is_cropped and known.dim() > 3 and min(sizes) < 2):
+        return None
+    return _pad(cropped, *sides[0], value, is_contiguous=False)
+
+
+def _bind_repeat(self: Any, repeats: Any) -> OpCall | None:
+    value = _static(self)
+    if value is None or not isinstance(repeats, list | tuple) or not _are_ints(repeats) or min(repeats, default=0) < 1:
+        return None
+    shape = (*[1] * (len(repeats) - value.dim()), *value.shape)
+    opened = [one for size in shape for one in (1, size)]
+    spread = tuple(one for pair in zip(repeats, shape, strict=True) for one in pair)
+    whole = [own * size for own, size in zip(repeats, shape, strict=True)]
+    return _copied(self, opened, ("expand.default", (spread,)), whole)
+
+
+def _bind_pixel_shuffle(self: Any, upscale_factor: Any) -> OpCall | None:
+    value, by = _row_major(self, 3), upscale_factor
+    if value is None or not _are_ints(by) or by < 1 or value.shape[-3] % by**2:
+        return None
+    *lead, channels, height, width = value.shape
+    opened = (*lead, channels // by**2, by, by, height, width)
+    return _copied(
+        self, opened, _permuted(len(lead), 0, 3, 1, 4, 2), (*lead, channels // by**2, height * by, width * by)
+    )
+
+
+def _bind_pixel_unshuffle(self: Any, downscale_factor: Any) -> OpCall | None:
+    value, by = _row_major(self, 3), downscale_factor
+    if value is None or not _are_ints(by) or by < 1 or value.shape[-2] % by or value.shape[-1] % by:
+        return None
+    *lead, channels, height, width = value.shape
+    opened = (*lead, channels, height // by, by, width // by, by)
+    return _copied(
+        self, opened, _permuted(len(lead), 0, 2, 4, 1, 3), (*lead, channels * by**2, height // by, width // by)
+    )
+
+
+def _bind_channel_shuffle(input: Any, groups: Any) -> OpCall | None:  # noqa: A002
+    value = _row_major(input, 3)
+    if value is None or not _are_ints(groups) or groups < 1 or value.shape[1] % groups:
+        return None
+    batch, channels, *rest = value.shape
+    opened = (batch, groups, channels // groups, *rest)
+    return _copied(input, opened, _permuted(1, 1, 0, *range(2, 2 + len(rest))), value.shape)
+
+
+def _row_major(x: Any, least: int) -> torch.Tensor | None:
+    # What is known of a tensor of so many dimensions; of one in another format ATen's results lie so on the CPU alone.
+    value = _static(x)
+    is_plain = value is not None and value.dim() >= least and value.numel() > 0 and _is_row_major(value)
+    return value if is_plain else None
+
+
+def _permuted(lead: int, *order: int) -> tuple[str, tuple[Any, ...]]:
+    return "permute.default", ((*range(lead), *(lead + dim for dim in order)),)
+
+
+def _copied(x: Any, opened: Sequence[int], step: tuple[str, tuple[Any, ...]], shape: Sequence[int]) -> OpCall | None:
+    # A tensor with its dimensions opened, seen through a step, copied and seen in a shape.
+    seen = _view(x, "view.default", tuple(opened))
+    if seen is None:
+        return None
+    moved = OpCall(seen_through(*step, len(step[1][0])), (seen,))
+    made = OpCall(OPS["contiguous"].function, (moved,))
+    return OpCall(seen_through("view.default", (tuple(shape),), len(shape)), (made,))
 
 
 def _bind_slice_scatter(
