@@ -115,8 +115,12 @@ JOINED: dict[str, tuple[Callable[..., Any], list[str]]] = {
     "into a part of a buffer": (into_a_part, ["copy_"]),
     # Corners are no parts of their own.
     "pad on both dimensions": (reading(A.constant_pad_nd.default, [1, 1, 1, 1], 0.0), ["constant_pad_nd"]),
-    # What is cut off is a slice, and then a pad.
-    "pad by less than nothing": (reading(A.constant_pad_nd.default, [-1, 1], 0.0), ["constant_pad_nd"]),
+    "pad by less than nothing": (reading(A.constant_pad_nd.default, [-1, 1], 0.0), []),
+    "crop": (reading(A.constant_pad_nd.default, [-1, 0, -2, -1], 0.0), []),
+    "repeat": (reading(A.repeat.default, [2, 1]), []),
+    "new zeros": (reading(A.new_zeros.default, [4], pin_memory=False), []),
+    "fill": (reading(A.fill.Scalar, 3), []),
+    "zero": (reading(A.zero.default), []),
     # Two tensors of entries are a place in two dimensions.
     "index of two": (at_entries(A.index.Tensor, lambda x, at: (x, [at, at])), ["index"]),
     # Read by other elements than are written: flips are no views.
