@@ -18,6 +18,7 @@ import pytest
 import torch
 from functors import draw, functor
 from torch import empty
+from torch.utils.checkpoint import checkpoint
 
 import fuser
 from fuser.errors import ArgumentError, TracingError, UnsupportedError
@@ -299,6 +300,30 @@ def test_transforms_of_a_function_that_asks(x: torch.Tensor) -> None:
     assert torch.equal(torch.func.vmap(fused)(x), x * 2)
     assert torch.equal(torch.func.grad(lambda x: fused(x).sum())(x), torch.full_like(x, 2))
     assert torch.equal(fused(x), x * 2)
+
+
+def test_a_first_call_in_a_checkpoint_saves_what_later_ones_do(x: torch.Tensor) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = axpy(torch.sin(x), x)
+        return y * y if y.dtype == torch.float32 else y
+
+    leaf = x.clone().requires_grad_()
+    fused = fuser.fuse(function)
+    checkpoint(fused, leaf, use_reentrant=False).sum().backward()
+    wanted = leaf.detach().clone().requires_grad_()
+    function(wanted).sum().backward()
+    torch.testing.assert_close(leaf.grad, wanted.grad)
+    packed: list[type] = []
+
+    def pack(item: torch.Tensor) -> torch.Tensor:
+        packed.append(type(item))
+        return item
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda item: item):
+        fuser.fuse(function).warmup(leaf, backward=True)
+        assert packed == []
+        fuser.fuse(function)(leaf)
+    assert set(packed) == {torch.Tensor}
 
 
 def test_requires_grad_is_asked_again(x: torch.Tensor) -> None:

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import fx
-from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.weak import TensorWeakRef
 
 from fuser import counters
@@ -30,7 +29,7 @@ from fuser.process import Lock, await_before_fork
 from fuser.route import Route, find_route, is_transformed, requires_grad
 from fuser.sections import cut_by_device
 from fuser.tensor_desc import common_device, describe, follows_default_dtype, input_specs, value_layouts
-from fuser.warming.follow import alone, current, stand_in
+from fuser.warming.follow import alone, current, packing_nothing, stand_in
 
 __all__ = ["DifferentiableFusion"]
 
@@ -299,14 +298,13 @@ def _trace_joint(
         module = _bind_numbers(nodes, inputs)
         known = [[sizes[1 + slot].sizes for sizes in before] for slot in tensors]
         mode, fakes, find_guard = _make_fakes([inputs[slot] for slot in tensors], known)
-        # What is saved meanwhile is no business of an activation checkpoint around the call.
-        with mode, enable_python_dispatcher(), saved_tensors_hooks(_itself, _itself):
+        with mode, enable_python_dispatcher(), packing_nothing():
             made = module(*fakes)
         _part_results(module, made, fakes)
         continuous = tuple(slot for slot, item in enumerate(made) if item.requires_grad)
         forward = backward = None
         try:
-            with saved_tensors_hooks(_itself, _itself):
+            with packing_nothing():
                 aot_module_simplified(module, fakes, lambda graph, _: compile_graph(graph), partition_fn=split)
         except _Split as both:
             # All that is wanted of AOTAutograd.
@@ -320,10 +318,6 @@ def _trace_joint(
     placeholders = nodes.graph.find_nodes(op="placeholder")
     read = tuple(slot for slot in tensors if placeholders[slot] not in updated)
     return Joint(nodes, forward, backward, len(made), tensors, continuous, read, key, guard)
-
-
-def _itself(item: Any) -> Any:
-    return item
 
 
 class _Split(BaseException):

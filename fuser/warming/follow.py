@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 from torch.fx.experimental.proxy_tensor import disable_autocast_cache
 from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import _disable_current_modes
@@ -20,7 +21,7 @@ from fuser.planner import find_texts
 from fuser.tensor_desc import describe, names_of
 from fuser.warming.cover import Bounds, SizedCall, with_sizes
 
-__all__ = ["Follower", "alone", "current", "following", "keeping_nothing", "stand_in"]
+__all__ = ["Follower", "alone", "current", "following", "keeping_nothing", "packing_nothing", "stand_in"]
 
 
 class Follower:
@@ -91,14 +92,32 @@ def keeping_nothing() -> Iterator[None]:
     """Let torch's caches give nothing to what runs inside on tensors that are none, and keep nothing of it.
 
     Those of ``torch.autocast`` and ``torch.nn.utils.parametrize.cached``: what a weight became here would be the
-    weight, for all, in the rest of the block that they are for.
+    weight, for all, in the rest of the block that they are for. Nor do hooks of saved tensors get any.
     """
     parametrize._cache.clear()
     try:
-        with disable_autocast_cache():
+        with disable_autocast_cache(), packing_nothing():
             yield
     finally:
         parametrize._cache.clear()
+
+
+@contextmanager
+def packing_nothing() -> Iterator[None]:
+    """Give what is saved for backward passes inside to no hooks around.
+
+    An activation checkpoint counts what it is given, and its recomputation traces nothing again.
+    """
+    # Where there are none, torch.func's transforms may forbid them.
+    if torch._C._autograd._top_saved_tensors_default_hooks(False) is None:
+        yield
+        return
+    with saved_tensors_hooks(_itself, _itself):
+        yield
+
+
+def _itself(item: Any) -> Any:
+    return item
 
 
 def stand_in(item: Any) -> Any:
