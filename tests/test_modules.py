@@ -112,6 +112,21 @@ def test_the_hooks_of_the_module_itself_are_called() -> None:
     assert [item is x for item in seen] == [True, True]
 
 
+def test_a_class_that_is_given_another_forward() -> None:
+    class Scaled(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(x) * 2
+
+    module, x = Scaled(), torch.randn(9)
+    fused, first = fuser.fuse(module), Scaled.forward
+    for forward in (first, lambda _, x: torch.tanh(x) * 3, first):
+        Scaled.forward = forward  # type: ignore[method-assign]
+        for _ in range(2):
+            assert torch.equal(fused(x), fuser.fuse(Scaled())(x))
+            torch.testing.assert_close(fused(x), module(x))
+        assert len(fused.groups) == 1
+
+
 # --- a fused module is a module -----------------------------------------------------------------------------------
 def test_a_fused_module_is_the_module() -> None:
     x = draw((4, 9), torch.float32, (-0.5, 0.5), seed=1)

@@ -75,6 +75,11 @@ class FusedModule(torch.nn.Module):
     def fused(self) -> FusedFunction:
         """The fused ``forward``."""
         found: FusedFunction = FusedModule._fuser_function.__get__(self)  # type: ignore[attr-defined]
+        forward = FusedModule._fuser_module.__get__(self).forward  # type: ignore[attr-defined]
+        if found.function != forward:
+            # The class, or the module, has been given another one.
+            found = FusedFunction(forward)
+            FusedModule._fuser_function.__set__(self, found)  # type: ignore[attr-defined]
         return found
 
     @property
