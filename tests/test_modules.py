@@ -127,6 +127,20 @@ def test_a_class_that_is_given_another_forward() -> None:
         assert len(fused.groups) == 1
 
 
+def test_a_fused_module_is_parametrized() -> None:
+    module, x = nn.Linear(9, 9), torch.randn(4, 9)
+    fused = fuser.fuse(module)
+    before = fused(x)
+    parametrize.register_parametrization(fused, "weight", nn.Sigmoid())
+    kept = fused.fused
+    for other in (fused, fused, copy.deepcopy(fused)):
+        torch.testing.assert_close(other(x), F.linear(x, fused.weight, fused.bias))
+    assert fused.fused is kept
+    parametrize.remove_parametrizations(fused, "weight", leave_parametrized=False)
+    for other in (fused, module):
+        assert torch.equal(other(x), before)
+
+
 # --- a fused module is a module -----------------------------------------------------------------------------------
 def test_a_fused_module_is_the_module() -> None:
     x = draw((4, 9), torch.float32, (-0.5, 0.5), seed=1)

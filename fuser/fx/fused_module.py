@@ -74,13 +74,20 @@ class FusedModule(torch.nn.Module):
     @property
     def fused(self) -> FusedFunction:
         """The fused ``forward``."""
-        found: FusedFunction = FusedModule._fuser_function.__get__(self)  # type: ignore[attr-defined]
-        forward = FusedModule._fuser_module.__get__(self).forward  # type: ignore[attr-defined]
-        if found.function != forward:
+        # None in a copy of one with parametrizations, which torch makes without its slots.
+        found: FusedFunction | None = getattr(self, "_fuser_function", None)
+        forward = self._find_forward()
+        if found is None or found.function != forward:
             # The class, or the module, has been given another one.
             found = FusedFunction(forward)
             FusedModule._fuser_function.__set__(self, found)  # type: ignore[attr-defined]
         return found
+
+    def _find_forward(self) -> Any:
+        # A parametrization of the fused module puts properties into its class, which the module's has not.
+        module: torch.nn.Module | None = getattr(self, "_fuser_module", None)
+        is_own = FusedModule in type(self).__bases__
+        return module.forward if module is not None and is_own else super().forward
 
     @property
     def graph_module(self) -> fx.GraphModule:
