@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
@@ -18,6 +20,7 @@ __all__ = [
     "await_before_fork",
     "core_count",
     "ignoring",
+    "is_of_current_handler",
     "is_of_signal_handler",
     "map_in_threads",
     "openmp_threads",
@@ -141,14 +144,21 @@ def is_of_signal_handler(error: BaseException) -> bool:
     To be asked where an exception was caught around code that calls nothing of the user's. What cannot be imported is
     nobody's handler.
     """
-    traceback = None if isinstance(error, ImportError) else error.__traceback__
-    while traceback is not None:
-        name = traceback.tb_frame.f_globals.get("__name__", "")
+    trace = None if isinstance(error, ImportError) else error.__traceback__
+    while trace is not None:
+        name = trace.tb_frame.f_globals.get("__name__", "")
         # Operators are called through that one of torch's modules; others of torch's have signal handlers.
         if name.partition(".")[0] not in _CALLED and name != "torch._ops":
             return True
-        traceback = traceback.tb_next
+        trace = trace.tb_next
     return False
+
+
+def is_of_current_handler(error: BaseException) -> bool:
+    """Whether a signal handler raised it that is there now: where code of others is called, too."""
+    handlers = filter(callable, map(signal.getsignal, signal.valid_signals()))
+    codes = {getattr(item, "__code__", getattr(type(item).__call__, "__code__", None)) for item in handlers}
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 class ignoring:  # noqa: N801 - as contextlib.suppress
@@ -164,7 +174,7 @@ class ignoring:  # noqa: N801 - as contextlib.suppress
     def __enter__(self) -> None:
         """Begin."""
 
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         """Say whether the exception ends here."""
         return isinstance(error, self._kinds) and not is_of_signal_handler(error)
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fuser
 from fuser import compiler, disk_cache, planner
@@ -40,6 +41,7 @@ from fuser.errors import (
     FunctorError,
     GradientError,
 )
+from fuser.fx import backend
 from fuser.kernel_source import KernelSource
 
 ROOT = Path(__file__).parents[1]
@@ -514,6 +516,54 @@ def test_what_a_signal_handler_raises_is_never_lost(name: str, tmp_path: Path, m
     assert len(raised) > 9
     assert len(caught) >= len(raised) - 1
     assert set(map(id, caught + ignored)) == set(map(id, raised))
+
+
+class Alarm:
+    """A signal handler that raises, and what calls it."""
+
+    def __call__(self, *_: Any) -> None:
+        raise TimeoutError("mine")
+
+    def ring(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that is interrupted when it is called first."""
+        left = [signal.SIGALRM]
+
+        def interrupted(*args: Any, **kwargs: Any) -> Any:
+            if left:
+                signal.raise_signal(left.pop())
+            return function(*args, **kwargs)
+
+        return interrupted
+
+
+@pytest.fixture(params=["function", "method", "object"])
+def alarm(request: pytest.FixtureRequest) -> Iterator[Alarm]:
+    made = Alarm()
+    handlers = {"function": lambda *_: made(), "method": made.__call__, "object": made}
+    before = signal.signal(signal.SIGALRM, handlers[request.param])
+    yield made
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.cpu
+def test_what_a_signal_handler_raises_leaves_a_trace(alarm: Alarm, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(x) * 2
+        return y + 3 if y.dtype == torch.float32 else y
+
+    def train(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(torch.sin(x), -1) * 2
+
+    x = torch.randn(3, 4)
+    monkeypatch.setattr(FakeTensorMode, "from_tensor", alarm.ring(FakeTensorMode.from_tensor))
+    monkeypatch.setattr(backend, "split_passes", alarm.ring(backend.split_passes))
+    fuser.reset_stats()
+    for function, leaf in ((ask, x), (train, x.clone().requires_grad_())):
+        fused = fuser.fuse(function)
+        with pytest.raises(TimeoutError, match="mine"):
+            fused(leaf)
+        torch.testing.assert_close(fused(leaf), function(leaf))
+    assert not fuser.stats()["fallbacks"]
 
 
 @pytest.mark.nvrtc

@@ -18,6 +18,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from fuser.errors import TracingError
+from fuser.process import is_of_current_handler
 from fuser.warming.follow import keeping_nothing
 
 __all__ = ["Examples", "Facts", "find_facts", "find_kind", "is_kind_question", "is_none", "untraced_modules"]
@@ -107,7 +108,9 @@ class Examples:
                 self._given_tensors[node] = value
             try:
                 return self.mode.from_tensor(value) if is_real else value
-            except Exception:  # A tensor of torch.func's, or of a kind that has no fake one.
+            except Exception as error:  # A tensor of torch.func's, or of a kind that has no fake one.
+                if is_of_current_handler(error):
+                    raise
                 return Unknown()
         unknown = [value for source in node.all_input_nodes if isinstance(value := self._known[source], Unknown)]
         if unknown:
@@ -133,6 +136,8 @@ class Examples:
                 return torch.nn.functional.batch_norm(given, None, None, function.weight, function.bias, True)
             return function(*args, **kwargs)
         except Exception as error:
+            if is_of_current_handler(error):
+                raise
             return Unknown(_tell_refusal(error))
 
 
@@ -168,7 +173,9 @@ class Facts:
         """Whether the trace may serve a call with these tensors and numbers."""
         try:
             return bool(self.ask(*leaves) == self.answers)
-        except Exception:  # What was asked of the others cannot be asked of these: a third size of a matrix.
+        except Exception as error:  # What was asked of the others cannot be asked of these: a third size of a matrix.
+            if is_of_current_handler(error):
+                raise
             return False
 
 
@@ -185,6 +192,8 @@ def find_facts(
     try:
         return Facts(ask, ask(*leaves), writer.is_of_tensors)
     except Exception as error:
+        if is_of_current_handler(error):
+            raise
         raise TracingError(f"fuse cannot repeat what control flow asks of the arguments: {error}") from None
 
 

@@ -25,7 +25,7 @@ from fuser.graph import FusionGroup
 from fuser.kernel_cache import Lru
 from fuser.kernel_spec import infer_layouts
 from fuser.launcher import Launcher, record_through
-from fuser.process import Lock, await_before_fork
+from fuser.process import Lock, await_before_fork, is_of_current_handler
 from fuser.route import Route, find_route, is_transformed, requires_grad
 from fuser.sections import cut_by_device
 from fuser.tensor_desc import common_device, describe, follows_default_dtype, input_specs, value_layouts
@@ -312,6 +312,8 @@ def _trace_joint(
         assert continuous == () or forward is not None, "AOTAutograd splits what it differentiates"
         guard = find_guard()
     except Exception as error:  # Whatever the reason, torch's ops one by one are right, and say what is wrong.
+        if is_of_current_handler(error):
+            raise
         counters.count_fallback(f"{type(error).__name__} in torch's tracing of a backward pass")
         return None
     updated = {node for norm in nodes.graph.find_nodes(op="call_function", target=_NORM) for node in norm.args[3:5]}
