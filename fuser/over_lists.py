@@ -68,11 +68,13 @@ def foreach(fn: JitFunction | FusedFunction, /, *tensor_lists: Any, out: Any = N
     """
     if not isinstance(fn, JitFunction | FusedFunction):
         raise ArgumentError(f"foreach takes a functor or a fused function, got {describe_type(fn)}")
-    if isinstance(fn, JitFunction) and any(isinstance(item, torch.Tensor) for item in scalars.values()):
+    if isinstance(fn, JitFunction):
+        scalars = {name: plain_number(value) for name, value in scalars.items()}
         held = tuple(name for name, value in scalars.items() if isinstance(value, torch.Tensor))
-        fn.bind_scalars({**scalars, **dict.fromkeys(held, 0)})
-        tensor_lists = tuple(fn.merge_arguments(held, tensor_lists, scalars))
-        fn, scalars = fn.with_tensors(held), {name: value for name, value in scalars.items() if name not in held}
+        if held:
+            fn.bind_scalars({**scalars, **dict.fromkeys(held, 0)})
+            tensor_lists = tuple(fn.merge_arguments(held, tensor_lists, scalars))
+            fn, scalars = fn.with_tensors(held), {name: value for name, value in scalars.items() if name not in held}
     call = _read_call(fn, tensor_lists, out, scalars)
     results = None
     if call.count and not torch.compiler.is_compiling():

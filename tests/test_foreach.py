@@ -154,6 +154,22 @@ def test_numbers_and_0_dim_tensors_are_for_all(device: str) -> None:
         check(made, [axpy(x, y, alpha=alpha) for x in xs])
 
 
+@pytest.mark.cpu
+def test_numpy_scalars_are_numbers() -> None:
+    numpy = pytest.importorskip("numpy")
+    xs, weight = [torch.ones(3), torch.arange(4.0)], torch.tensor(0.5)
+    for value in (numpy.float32(1.5), numpy.int64(3), numpy.bool_(True)):
+        for arguments, scalars in (((xs, xs), {"alpha": value}), ((xs, value), {"alpha": value})):
+            got = fuser.foreach(axpy, *arguments, **scalars)
+            assert all(map(torch.equal, got, [axpy(x, x if arguments[1] is xs else value, alpha=value) for x in xs]))
+        sums, rests = fuser.foreach(both, xs, xs, a=value)
+        assert all(torch.equal(made, both(x, x, a=value)[0]) for made, x in zip(sums, xs, strict=True))
+        assert len(rests) == len(xs)
+        scaled = fuser.jit_fn("template <typename T> T f(T x, T s, T t) { return x * s + t; }", scalars=["s", "t"])
+        got = fuser.foreach(scaled, xs, s=weight, t=value)
+        assert all(map(torch.equal, got, [scaled(x, s=weight, t=value) for x in xs]))
+
+
 @pytest.mark.parametrize("shift", [0, 1])
 def test_in_place(device: str, shift: int) -> None:
     xs, ys = make(device, shift=shift), make(device)
