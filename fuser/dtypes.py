@@ -238,7 +238,10 @@ def cpp_scalar_type(kind: type) -> str:
 
 def plain_number(item: Any) -> Any:
     """Return a NumPy scalar as the Python number that torch takes it for, and anything else as it is."""
-    # Tensors first: asking an abstract class takes its time. NumPy says of all its numbers but bool that they are some.
+    # Python's own first, of which Dynamo knows no more than the type; then tensors: asking an abstract class takes its
+    # time. NumPy says of all its numbers but bool that they are some.
+    if type(item) in (float, int, bool, complex):
+        return item
     if isinstance(item, torch.Tensor) or not (isinstance(item, numbers.Number) or _is_numpy_bool(type(item))):
         return item
     return item.item() if hasattr(item, "item") else item

@@ -170,6 +170,18 @@ def test_numpy_scalars_are_numbers() -> None:
         assert all(map(torch.equal, got, [scaled(x, s=weight, t=value) for x in xs]))
 
 
+@pytest.mark.cpu
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_numbers_that_dynamo_knows_by_type_alone() -> None:
+    def step(xs: list[Tensor], y: float, alpha: float) -> Any:
+        return fuser.foreach(axpy, xs, y, alpha=alpha)
+
+    xs = [torch.ones(3), torch.arange(4.0)]
+    compiled = torch.compile(step, backend="fuser", fullgraph=True, dynamic=True)
+    for y, alpha in ((1.5, 0.5), (2.5, 0.75), (3.5, 1.75)):
+        assert all(map(torch.equal, compiled(xs, y, alpha), step(xs, y, alpha)))
+
+
 @pytest.mark.parametrize("shift", [0, 1])
 def test_in_place(device: str, shift: int) -> None:
     xs, ys = make(device, shift=shift), make(device)
