@@ -2,7 +2,7 @@
 
 A pytest plugin (conftest.py loads it). It notes what passes through ``fuser.compiler.build_source``; after each test
 the CUDA twin of every new text (same group, same ArgSpec with ``device_type="cuda"``) is compiled: in tier 3 to a
-cubin for each architecture; in tier 2 every other one, and of those that are not dense every fourth, for one
+cubin for each architecture; in tier 2 every third one, and of those that are not dense every sixth, for one
 architecture, two of three to PTX only. A twin that does not compile fails that test. Kernels that the test's own
 compiler refuses are left out: they are tests of errors.
 """
@@ -95,9 +95,9 @@ def compile_twins() -> int:
 
 
 def is_chosen(text: str, args: Any) -> bool:
-    """Whether a kernel's twin is compiled: in tier 2 every other one that is dense, and of the rest, every fourth."""
+    """Whether a kernel's twin is compiled: in tier 2 every third one that is dense, and of the rest, every sixth."""
     is_dense = args.rows is None and args.rank == 1
-    return _tier == 3 or args.device_type == "cuda" or choose(f"{text}  ", 2 if is_dense else 4) == 0
+    return _tier == 3 or args.device_type == "cuda" or choose(f"{text}  ", 3 if is_dense else 6) == 0
 
 
 def compile_twin(group: Any, twin: Any) -> bool:
