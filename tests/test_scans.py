@@ -78,8 +78,9 @@ def test_cuda_loops_along_rows_keep_atens_order(shape: tuple[int, int], dtype: t
     x, y = draw(shape, dtype), draw((shape[1],), dtype)
     for descending in (False, True):
         less, total = run_emulated(scan(), [x, y], descending=descending)
-        assert torch.equal(total, aten_scan(x * y))
-        assert torch.equal(less, torch.minimum(total, y))
+        # Long rows of float16 may come to infinities of both signs.
+        torch.testing.assert_close(total, aten_scan(x * y), rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(less, torch.minimum(total, y), rtol=0, atol=0, equal_nan=True)
 
 
 # Teams of several warps that have a row at once, and that go over it.
