@@ -15,6 +15,7 @@ __all__ = [
     "DEFAULT_TUNING",
     "GATHER_VECTOR",
     "SINGLE",
+    "STATIC_SHARED_BYTES",
     "VECTOR_BYTES",
     "Access",
     "Tuning",
@@ -34,7 +35,7 @@ GATHER_VECTOR = 4
 # A tile pays from this many elements along both of its dimensions.
 MIN_TILED_SIZE = 32
 # Shared memory that every GPU gives a block without being asked.
-MAX_TILE_BYTES = 48 * 1024
+STATIC_SHARED_BYTES = 48 << 10
 # Threads of a block that has to take a multiple of some number.
 BLOCKS = (256, 192, 160, 224)
 # Of a matrix whose rows are worth it that a thread has several.
@@ -235,7 +236,7 @@ def _bring_tile_forward(
 def _tile_side(itemsizes: Sequence[int]) -> int:
     # The larger side whose tiles, with their padding, fit; 0 if none does.
     for side in (64, 32):
-        if sum(side * (side * size + max(size, 4)) for size in itemsizes) <= MAX_TILE_BYTES:
+        if sum(side * (side * size + max(size, 4)) for size in itemsizes) <= STATIC_SHARED_BYTES:
             return side
     return 0
 

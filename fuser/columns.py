@@ -15,7 +15,7 @@ import torch
 
 from fuser.arg_spec import DescribedValue
 from fuser.cxx.functor import parse_functor
-from fuser.dtypes import dtype_info
+from fuser.dtypes import dtype_info, is_continuous
 from fuser.function import Function
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.kernel_spec import Typing
@@ -78,9 +78,7 @@ def find_columns(
 
 def _part_bytes(dtype: torch.dtype | None) -> int:
     # What a sum of such elements takes in a kernel.
-    if dtype is None or not (dtype.is_floating_point or dtype.is_complex):
-        return 8
-    return max(dtype.itemsize, 4)
+    return max(dtype.itemsize, 4) if dtype is not None and is_continuous(dtype) else 8
 
 
 def cut_columns(group: FusionGroup, typing: Typing, pieces: Mapping[int, int]) -> tuple[FusionGroup, tuple[int, ...]]:

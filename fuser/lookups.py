@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from fuser.access import Walk
+from fuser.access import STATIC_SHARED_BYTES, Walk
 from fuser.cxx.functor import MATH_FUNCTIONS, Functor
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import RowSpec
@@ -31,8 +31,6 @@ _LOOPS = frozenset({"for", "while", "do", "goto"})
 # several tensors, or more than so many.
 MOST_TABLES, TABLE_BYTES = 2, 16 << 10
 LARGE, BLOCK, THREADS, LONG_SHARE = 1 << 24, (256, 512), (1024, 512), 32
-# Shared memory that a kernel gets without asking.
-MOST_SHARED = 48 << 10
 
 
 class Lookup(NamedTuple):
@@ -54,7 +52,7 @@ def find_lookups(
         is_row: whether there is one of each of them for a row.
         shared_bytes: of shared memory that the kernel takes for something else.
     """
-    most = min((MOST_SHARED - shared_bytes) // TABLE_BYTES, MOST_TABLES)
+    most = min((STATIC_SHARED_BYTES - shared_bytes) // TABLE_BYTES, MOST_TABLES)
     found: dict[int, Lookup] = {}
     levels = reduction_levels(group)
     for index, (item, made) in enumerate(zip(group.applications, group.value_offsets(), strict=True)):

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from fuser.access import (
     GATHER_VECTOR,
+    STATIC_SHARED_BYTES,
     VECTOR_BYTES,
     Access,
     Tuning,
@@ -71,9 +72,9 @@ IN_FLIGHT_BYTES = 128
 # they have a row together at most: the more there are, the fewer pieces. Measured on an H100.
 MOST_COLUMNS = 1 << 14
 PERSISTENT_BLOCK = 384
-# Vectors that a thread has at most; bytes of shared memory where a block's teams add up what they have, and for what
-# their rows come to.
-MOST_PERSISTENT, MOST_STACKED, PARTS_BYTES = 4, 46 << 10, 2 << 10
+# Vectors that a thread has at most; bytes of shared memory for what a block's rows come to, beside that where its teams
+# add up what they have of columns.
+MOST_PERSISTENT, PARTS_BYTES = 4, 2 << 10
 # Threads of a multiprocessor that have registers for one vector of each operand, or for several: where a block has one
 # long row, and elsewhere. Measured on an H200.
 PERSISTENT_THREADS = ((1152, 640), (1024, 512))
@@ -389,7 +390,7 @@ def column_pieces(length: int, rows: int, itemsizes: Sequence[int], part_bytes: 
     if length < WARP or length * len(part_bytes) > MOST_COLUMNS:
         return 0
     tuning = _persistent(length, vector)
-    if tuning.unroll > MOST_PERSISTENT or stacked_bytes(tuning, vector, part_bytes) > MOST_STACKED:
+    if tuning.unroll > MOST_PERSISTENT or stacked_bytes(tuning, vector, part_bytes) > STATIC_SHARED_BYTES - PARTS_BYTES:
         return 0
     most = rows // (ROWS_OF_TEAM * (tuning.block // tuning.team))
     return processors * min(persistent_blocks(tuning), most // processors)

@@ -15,7 +15,7 @@ from functors import functor
 
 import fuser
 from fuser import compiler, disk_cache, planner
-from fuser.access import MAX_TILE_BYTES, Access, Tuning, plan_walk
+from fuser.access import STATIC_SHARED_BYTES, Access, Tuning, plan_walk
 from fuser.config import config
 from fuser.cxx.functor import parse_functor
 from fuser.function import Function
@@ -115,7 +115,7 @@ def test_tiles_fit_shared_memory(size: int, count: int) -> None:
     tiled = sum(access.is_transposed for access in found.accesses)
     side = found.tuning.tile
     assert tiled >= min(count, 2)
-    assert tiled * side * (side * size + max(size, 4)) <= MAX_TILE_BYTES
+    assert tiled * side * (side * size + max(size, 4)) <= STATIC_SHARED_BYTES
     assert found.tuning.share >= found.vector
     assert all(found.tuning.share >= access.width for access in found.accesses)
 

@@ -73,16 +73,19 @@ class ColumnsText(AlongText):
         return True
 
     def _new_inputs(self, level: int) -> list[Operand]:
+        return [item for item in super()._new_inputs(level) if not (self._keeps(item) or item in self._once)]
+
+    @property
+    def _once(self) -> list[Operand]:
+        # What all rows have in common, where there is one pass.
         is_only = len(self.loop.passes) == 1
-        return [] if is_only else [item for item in super()._new_inputs(level) if not self._keeps(item)]
+        return [item for item in self._read_by(self.loop.passes) if is_only and not self._keeps(item)]
 
     def _read_once(self) -> list[str]:
-        # What all rows have in common, where there is one pass.
-        items = [item for item in self._read_by(self.loop.passes) if not self._keeps(item)]
-        if len(self.loop.passes) > 1 or not items:
+        if not self._once:
             return []
-        lines = [f"{self._vector(item)} {item.name}[U];" for item in items]
-        return [*lines, "{", "  constexpr fuser_index begin = 0;", *indent(self._reads(items, "next")), "}"]
+        lines = [f"{self._vector(item)} {item.name}[U];" for item in self._once]
+        return [*lines, "{", "  constexpr fuser_index begin = 0;", *indent(self._reads(self._once, "next")), "}"]
 
     def _read_ahead(self) -> list[str]:
         return [

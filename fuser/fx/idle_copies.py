@@ -77,9 +77,9 @@ def _read_what_is_written(graph: fx.Graph) -> None:
             # A number.
             continue
         made, given = node.meta["val"], source.meta["val"]
-        is_known = f"{list(made.shape)}" == f"{list(given.shape)}" or is_static(made)
+        is_whole = f"{list(made.shape)}" == f"{list(given.shape)}"
         # A checkpoint's policy may ask for the copy.
-        if not is_known or given.device != made.device or "recompute" in node.meta:
+        if not (is_whole or is_static(made)) or given.device != made.device or "recompute" in node.meta:
             continue
         last = max((order[user] for user in node.users), default=0)
         is_part = all(_packet(user) in _SCATTERS and user.args[0] is not node for user in node.users)
@@ -89,7 +89,7 @@ def _read_what_is_written(graph: fx.Graph) -> None:
         if not is_read_in_time and layout is None:
             continue
         with graph.inserting_before(node), detect_fake_mode(made) or nullcontext():
-            if f"{list(made.shape)}" != f"{list(given.shape)}":
+            if not is_whole:
                 source = add_call(graph, _ATEN.expand.default, source, [*made.shape])
             if made.dtype != given.dtype:
                 source = add_call(graph, _ATEN._to_copy.default, source, dtype=made.dtype)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
 from fuser.cxx.functor import Functor, parse_functor
-from fuser.dtypes import DTYPES
+from fuser.dtypes import DTYPES, is_continuous, is_representable
 from fuser.function import Function, Promotion
 from fuser.ops.calls import OpCall
 
@@ -86,11 +85,12 @@ def dtype_kind(dtype: torch.dtype) -> str:
 def holds_number(dtype: torch.dtype, number: Any) -> bool:
     """Whether torch makes the dtype of a number without an error, and a kernel the same one."""
     if dtype.is_floating_point and dtype.itemsize > 1:
-        return isinstance(number, int | float) and (math.isinf(number) or not abs(number) > torch.finfo(dtype).max)
-    if dtype is torch.bool or type(number) is bool:
-        return dtype is torch.bool and type(number) is bool
-    is_integer = type(number) is int and not dtype.is_floating_point and not dtype.is_complex
-    return is_integer and torch.iinfo(dtype).min <= number <= torch.iinfo(dtype).max
+        is_alike = isinstance(number, int | float)
+    elif dtype is torch.bool or type(number) is bool:
+        is_alike = dtype is torch.bool and type(number) is bool
+    else:
+        is_alike = type(number) is int and not is_continuous(dtype)
+    return is_alike and is_representable(number, dtype)
 
 
 def define(
