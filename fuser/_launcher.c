@@ -147,7 +147,7 @@ typedef struct {
   int is_flat;
   Flat flat;
   // Whether an out= tensor may not be an input, either: what is written is read elsewhere afterwards.
-  int keeps_apart;
+  unsigned long long apart;
 } Record;
 
 typedef struct {
@@ -476,8 +476,9 @@ static uint64_t reach_bytes(const uint64_t *words) {
   return (last + 1) * (uint64_t)((bits + 7) / 8);
 }
 
-// Whether each out= tensor is apart from every other tensor, or, if it may be, is an input, element for element.
-static int outputs_are_apart(const Call *call, int may_be_input) {
+// Whether each out= tensor is apart from every other tensor, or, where its bit is not set, is an input, element for
+// element.
+static int outputs_are_apart(const Call *call, unsigned long long apart) {
   const uint64_t *starts[MAX_ITEMS];
   const uint64_t *words = call->words + 1;
   for (int i = 0; i < call->item_count; ++i) {
@@ -486,6 +487,7 @@ static int outputs_are_apart(const Call *call, int may_be_input) {
   }
   for (int i = call->input_count; i < call->item_count; ++i) {
     const uint64_t begin = call->addresses[i], end = begin + reach_bytes(starts[i]);
+    const int slot = i - call->input_count, may_be_input = slot < 64 && !(apart >> slot & 1);
     for (int j = 0; j < i; ++j) {
       if (call->firsts[j] < 0) continue;
       const int size = word_count_of(starts[j]);
@@ -809,7 +811,7 @@ static PyObject *launch_from(Launcher *self, Table *table, Key key, Call *call, 
   if (!record) Py_RETURN_NONE;
   PyObject *result = NULL;
   if ((record->is_flat && numel > record->flat.most) || !passes_check(self, record, call, tensors) ||
-      (out != Py_None && !outputs_are_apart(call, !record->keeps_apart)))
+      (out != Py_None && !outputs_are_apart(call, record->apart)))
     result = Py_NewRef(Py_None);
   else if (record->resize)
     result = resize(self, record, call);
@@ -1062,10 +1064,10 @@ static int read_launches(Record *record, Key key, const Call *call, PyObject *al
 static int read_record(Record *record, const Call *call, PyObject *out, PyObject *recorded) {
   PyObject *check, *mode, *allocations, *steps, *kernels, *through, *reads, *flat, *resize;
   unsigned long long planned;
-  if (!PyArg_ParseTuple(recorded, "OKOO!iO!ipOOO!O!Op", &check, &planned, &mode, &PyTuple_Type,
+  if (!PyArg_ParseTuple(recorded, "OKOO!iO!ipOOO!O!OK", &check, &planned, &mode, &PyTuple_Type,
                         &allocations, &record->result_count, &PyTuple_Type, &steps, &record->device, &record->is_cuda,
                         &kernels, &through, &PyTuple_Type, &reads, &PyTuple_Type, &flat, &resize,
-                        &record->keeps_apart) ||
+                        &record->apart) ||
       !is_callable(check) || (through != Py_None && !is_callable(through)) ||
       (resize != Py_None && !is_callable(resize)))
     return 0;

@@ -23,7 +23,6 @@ from fuser.dtypes import range_error
 from fuser.errors import UnsupportedError
 from fuser.expanded import describe_values
 from fuser.fallback import Fallback
-from fuser.graph import FusionGroup
 from fuser.in_parts import cut_around_obstacle, run_around
 from fuser.kept_plans import KeptPlan, keep_plan, restore_plan
 from fuser.kernel_cache import Lru
@@ -100,11 +99,7 @@ def run_planned(
         return (results, plan) if out is None else (finish_out(out, results, names_of(spec.group), inputs), None)
     if out is not None:
         is_resized, is_direct = check_out(plan.outputs, out, inputs, names_of(spec.group))
-        # Neither a step nor a pass over a row may write what a later one reads.
-        is_apart = not _keeps_apart(spec.group) or not any(
-            torch._C._overlaps(item, given) for item in out for given in inputs if isinstance(given, torch.Tensor)
-        )
-        if not is_direct or not is_apart or len(plan.steps) > 1:
+        if not is_direct or not _writes_after_reading(plan, out, inputs):
             return finish_out(out, run_plain(spec, inputs), names_of(spec.group)), None
         if is_resized:
             # Strides are other ones than those planned for.
@@ -127,9 +122,18 @@ def run_planned(
     return written[: len(plan.outputs)], plan
 
 
-def _keeps_apart(group: FusionGroup) -> bool:
-    # Whether a kernel reads elements after it has written others: no ``out`` is an input then.
-    return group.has_reduction or group.arranges
+def _writes_after_reading(plan: Plan, out: Sequence[torch.Tensor], inputs: Sequence[Any]) -> bool:
+    # Whether no step, and no pass over a row, reads what was written before.
+    given = [item for item in inputs if isinstance(item, torch.Tensor)]
+    return not any(
+        torch._C._overlaps(item, other) and not (may_be_input and _is_same_memory(item, other))
+        for item, may_be_input in zip(out, plan.in_place, strict=True)
+        for other in given
+    )
+
+
+def _is_same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return (one.data_ptr(), one.shape, one.stride()) == (other.data_ptr(), other.shape, other.stride())
 
 
 def _find_plan(
@@ -165,17 +169,18 @@ def _prepare_eager(spec: KernelSpec, described: Sequence[TensorDesc], device: to
     return None
 
 
-def plan_ahead(spec: KernelSpec, described: Sequence[TensorDesc]) -> None:
+def plan_ahead(spec: KernelSpec, described: Sequence[TensorDesc], described_out: Sequence[TensorDesc] = ()) -> None:
     """Plan a call that is to come, and compile what it will launch.
 
     Args:
         spec: a registered group's spec.
         described: one per input of the group.
+        described_out: the ``out=`` tensors, if there are any.
 
     Raises:
         As ``run``, for what the call will raise.
     """
-    plan = _find_plan(spec, tuple(described))
+    plan = _find_plan(spec, tuple(described), tuple(described_out))
     if plan.obstacle >= 0:
         values = describe_values(spec.group, described)
         for part, read, *_ in cut_around_obstacle(spec, plan.obstacle):
@@ -186,8 +191,8 @@ def kept_plans(spec: KernelSpec) -> list[KeptPlan]:
     """Return the plans of a group's calls, and of those that they are cut into, as later processes can have them."""
     kept = []
     for (inputs, out, generation, default_dtype), plan in _plans.get(spec.key, Lru[Plan]()).items():
-        if not out and generation == config.generation and plan.until == math.inf:
-            kept.append(KeptPlan(spec.text, inputs, default_dtype, keep_plan(plan)))
+        if generation == config.generation and plan.until == math.inf:
+            kept.append(KeptPlan(spec.text, inputs, out, default_dtype, keep_plan(plan)))
             parts = cut_around_obstacle(spec, plan.obstacle) if plan.obstacle >= 0 else ()
             kept += [item for part, *_ in parts for item in kept_plans(part)]
     return kept
@@ -205,7 +210,7 @@ def restore_plans(kept: Sequence[KeptPlan]) -> None:
 
     def plan(item: KeptPlan) -> None:
         with ignoring(Exception):
-            plan_ahead(registered(item.text), item.inputs)
+            plan_ahead(registered(item.text), item.inputs, item.out)
 
     map_side_by_side(plan, [item for item in missing if item.default_dtype == torch.get_default_dtype()])
 
@@ -215,7 +220,7 @@ def _restore(item: KeptPlan) -> bool:
     with ignoring(Exception):
         plan, spec = restore_plan(item.payload)._replace(generation=config.generation), registered(item.text)
         if planner.can_fuse(plan.device.type):
-            signature = (item.inputs, (), plan.generation, item.default_dtype)
+            signature = (item.inputs, item.out, plan.generation, item.default_dtype)
             _plans.setdefault(spec.key, Lru()).put(signature, plan, config.max_plans)
         return True
     return False
@@ -270,8 +275,7 @@ def record_planned(
     """
     pairs = zip(spec.group.inputs, inputs, strict=True)
     if not plan.fallback_reason:
-        apart = _keeps_apart(spec.group)
-        recorded = record_call(launcher, plan, inputs, tensors, scalars, out, keeps_apart=apart)
+        recorded = record_call(launcher, plan, inputs, tensors, scalars, out)
         learns = getattr(launcher, "learns_sizes", True)
         if learns and recorded is not None and out is None and not recorded.flat:
             described = [describe(item, reads_address=True) for item in inputs]

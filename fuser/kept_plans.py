@@ -26,6 +26,8 @@ class KeptPlan(NamedTuple):
     # The group's.
     text: str
     inputs: tuple[TensorDesc, ...]
+    # The ``out=`` tensors, if there are any.
+    out: tuple[TensorDesc, ...]
     default_dtype: torch.dtype
     payload: bytes
 

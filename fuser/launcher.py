@@ -102,8 +102,6 @@ def record_call(
     tensors: tuple[Any, ...],
     scalars: Scalars | None,
     out: Any,
-    *,
-    keeps_apart: bool,
 ) -> Recorded | None:
     """Record a call that has just run by a plan, if a launcher can replay it; return what was recorded.
 
@@ -115,7 +113,6 @@ def record_call(
         tensors: the call's arguments, as ``Launcher.launch`` takes them.
         scalars: likewise.
         out: likewise.
-        keeps_apart: whether no ``out`` may be an input.
     """
     if log.wants("launch"):
         # A replayed launch could not be dumped.
@@ -125,9 +122,6 @@ def record_call(
     check = make_check(items)
     needs_grad = any(isinstance(item, torch.Tensor) and item.requires_grad for item in items)
     if check is None or (needs_grad and torch.is_grad_enabled()) or not plan.steps or plan.follows_default_dtype:
-        return None
-    if outs and plan.workspaces:
-        # A record has either kind of memory.
         return None
     if any(type(inputs[index]) in TENSOR_TYPES for step in plan.steps for index in step.numbers):
         # A 0-dim CPU tensor among CUDA ones is read on the host.
@@ -139,14 +133,14 @@ def record_call(
         check=check,
         generation=plan.generation,
         grad_mode=False if needs_grad else None,
-        allocations=() if outs else allocations(plan),
+        allocations=allocations(plan, has_out=bool(outs)),
         result_count=len(plan.outputs),
         packed=tuple(pack_step(step, len(inputs), step.packer.template) for step in plan.steps),
         device_index=plan.device.index or 0,
         is_cuda=plan.device.type == "cuda",
         steps=plan.steps,
         flat=plan.flat if plan.flat and _gives_its_layout(inputs, plan) else (),
-        keeps_apart=keeps_apart,
+        apart=sum(1 << slot for slot, may_be_input in enumerate(plan.in_place) if not may_be_input),
     )
     return recorded if launcher.add(tensors, scalars, out, recorded) else None
 

@@ -49,6 +49,8 @@ class Plan(NamedTuple):
     follows_default_dtype: bool = False
     # Of the settings it was made under.
     generation: int = 0
+    # Where ``out`` is given, for each whether it may be an input, element for element: it is written after it is read.
+    in_place: tuple[bool, ...] = ()
     # How its one launch depends on the number of elements, where nothing else does.
     flat: Flat | None = None
 

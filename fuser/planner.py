@@ -44,6 +44,7 @@ from fuser.plan import Buffer, Plan, Step, event_name
 from fuser.process import planning
 from fuser.report import is_internal, report
 from fuser.row_orders import Orders, order_of_section
+from fuser.row_space import written_last
 from fuser.sections import cut_group, group_outputs
 from fuser.tensor_desc import (
     TensorDesc,
@@ -59,6 +60,7 @@ from fuser.tuning.table import tuned
 __all__ = [
     "FlatCall",
     "can_fuse",
+    "find_in_place",
     "find_texts",
     "make_plan",
     "plan_flat",
@@ -151,6 +153,18 @@ def find_texts(
 
 
 @unwatched()
+def find_in_place(spec: KernelSpec, inputs: Sequence[TensorDesc]) -> tuple[bool, ...]:
+    """Return for each output of a call whether its kernels may write it over an input, as ``Plan.in_place`` has it.
+
+    Raises:
+        As ``find_texts``.
+    """
+    device = common_device(spec.group, inputs)
+    expanded, orders = expand_in_order(spec, inputs, device, infer_layouts(spec.group, value_layouts(inputs)))
+    return _find_in_place(expanded, _cut_and_order(expanded, expanded.lay_out(expanded.outputs), device, orders))
+
+
+@unwatched()
 def plan_texts(
     spec: KernelSpec, inputs: Sequence[Any], device: torch.device | None
 ) -> list[tuple[KernelSpec, ArgSpec]]:
@@ -177,7 +191,7 @@ def _plan_kernels(
         expanded, orders = expand_in_order(spec, inputs, device, layouts)
         buffers = tuple(map(_buffer, expanded.outputs))
         if device.type == "meta":
-            return Plan(device, buffers, ())
+            return Plan(device, buffers, (), in_place=(True,) * len(buffers))
         _check_can_fuse(device)
         cases = [] if trusts_orders else _find_cases(spec, expanded, device, orders)
         outputs = expanded.lay_out(_laid_out_as(out, expanded.outputs))
@@ -199,6 +213,7 @@ def _plan_kernels(
         workspaces=tuple(workspaces),
         follows_default_dtype=follows_default_dtype(spec.group, input_specs(inputs, device)),
         flat=steps[0].kernel.prepare_any() if steps and _holds_for_any_size(spec, parts) else None,
+        in_place=_find_in_place(expanded, parts) if out else (),
     )
 
 
@@ -346,6 +361,15 @@ class _Part(NamedTuple):
     # For each of its outputs which output of the whole group it is; -1 for none.
     targets: tuple[int, ...]
 
+    def operands(self) -> list[tuple[int, int]]:
+        """Return its inputs that lie in memory: the number among its operands, and the value."""
+        given = [
+            index
+            for index in self.spec.group.used_inputs()
+            if (item := self.args.inputs[index]) and item.number is None and not item.is_counter
+        ]
+        return [(place, self.inputs[index]) for place, index in enumerate(given, start=len(self.outputs))]
+
 
 def _cut(expanded: Expanded, outputs: Sequence[TensorDesc], device: torch.device, orders: Orders) -> Iterator[_Part]:
     # ``outputs`` as the group has them.
@@ -432,6 +456,36 @@ def _row_bytes(expanded: Expanded, part: _Part) -> int:
     descs = [expanded.values[value].desc for value in part.inputs]
     each = sum(item.dtype.itemsize for item in descs if item.dtype and math.prod(item.shape) == part.space.numel)
     return each * math.prod(sizes[rows.reduced :]) if rows is not None else 0
+
+
+def _find_in_place(expanded: Expanded, parts: Sequence[_Part]) -> tuple[bool, ...]:
+    return tuple(
+        not expanded.boxes and _is_written_last(expanded, target, parts) for target in range(len(expanded.outputs))
+    )
+
+
+def _is_written_last(expanded: Expanded, target: int, parts: Sequence[_Part]) -> bool:
+    # Whether each element of an output is written after all that read the same one of an input that lies as it does.
+    whole = expanded.outputs[target]
+    alike = {
+        value
+        for value, (slot, _) in enumerate(expanded.expansion.inputs)
+        if (own := expanded.whole[slot].desc).shape == whole.shape and own.strides == whole.strides
+    }
+    at = next((at for at, part in enumerate(parts) if target in part.targets), len(parts))
+    beside = [at - 1] if at < len(parts) and parts[at].args.tuning.follows else []
+    if any(not alike.isdisjoint(parts[other].inputs) for other in (*beside, *range(at + 1, len(parts)))):
+        return False
+    if at == len(parts) or alike.isdisjoint(parts[at].inputs):
+        return True
+    part, slot = parts[at], parts[at].targets.index(target)
+    strides = part.space.strides
+    read = {strides[place] for place, value in part.operands() if value in alike}
+    if part.args.rows is not None and not (
+        part.args.device_type == "cuda" and written_last(part.spec.group, part.args.rows)[slot]
+    ):
+        return False
+    return read <= {strides[slot]}
 
 
 # --- find slots ----------------------------------------------------------------------------------------------------

@@ -58,16 +58,22 @@ class Recorded(NamedTuple):
     flat: Flat | tuple[()] = ()
     # In C: gives, of other sizes and strides, ``allocations``, ``packed`` and ``steps`` of such a call, or None.
     resize: Callable[..., Any] | None = None
-    # In C: whether no ``out`` may be an input, since elements are read after others are written.
-    keeps_apart: bool = False
+    # In C: a bit for each ``out`` that may be no input, since elements are read after others are written.
+    apart: int = 0
 
 
-def allocations(plan: Plan) -> tuple[tuple[Callable[..., torch.Tensor], tuple[Any, ...]], ...]:
-    """Return what makes each tensor of a call's, and its arguments: plain tuples, as torch takes no others."""
+def allocations(
+    plan: Plan, *, has_out: bool = False
+) -> tuple[tuple[Callable[..., torch.Tensor], tuple[Any, ...]], ...]:
+    """Return what makes each tensor of a call's, and its arguments: plain tuples, as torch takes no others.
+
+    With ``has_out`` the outputs are given.
+    """
     allocate = _ALLOCATE[plan.device.type]
     zeros = _zeros(plan.device)
+    made = plan.temporaries if has_out else (*plan.outputs, *plan.temporaries)
     return (
-        *((allocate, tuple(item)) for item in (*plan.outputs, *plan.temporaries)),
+        *((allocate, tuple(item)) for item in made),
         *((zeros, (size,)) for size in plan.workspaces),
     )
 

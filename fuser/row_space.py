@@ -27,6 +27,7 @@ __all__ = [
     "moving_widths",
     "reduction_levels",
     "row_dims",
+    "written_last",
 ]
 
 
@@ -207,6 +208,19 @@ def has_one_pass(group: FusionGroup, rows: RowSpec) -> bool:
     """Whether nothing is computed per element after a reduction."""
     levels = reduction_levels(group)
     return max(levels) == 1 and all(rows.is_row[value] for value in group.outputs if levels[value])
+
+
+def written_last(group: FusionGroup, rows: RowSpec) -> tuple[bool, ...]:
+    """Return for each output whether it has elements, each of which is written after all passes that read its row."""
+    reductions = {index: own for index, item in enumerate(group.applications) if (own := item.function.reduction)}
+    if rows.scans or any(own.order == "pick" for own in reductions.values()):
+        # One of these is read by all threads of a row, at no known time.
+        return (False,) * len(group.outputs)
+    levels, producers = reduction_levels(group), group.producers()
+    full = {value for value in group.outputs if not (rows.is_row[value] or producers[value] in reductions)}
+    walked = [levels[value] for index in reductions for value in group.applications[index].tensors]
+    last = max([*walked, *(levels[value] for value in full)])
+    return tuple(value in full and levels[value] == last for value in group.outputs)
 
 
 def moving_widths(

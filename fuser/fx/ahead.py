@@ -11,10 +11,11 @@ from torch import fx
 
 from fuser.compiler import backend_for
 from fuser.executor import plan_ahead
+from fuser.fx.buffers import values_of
 from fuser.fx.fusion_node import FusionModule
 from fuser.tensor_desc import TensorDesc, describe, lies_for_vectors
 
-__all__ = ["Ahead", "load_compilers"]
+__all__ = ["Ahead", "describe_all", "load_compilers"]
 
 
 # Most of them wait: for a compiler, for torch to be compared with, or for a kernel that another one compiles.
@@ -30,7 +31,7 @@ class Ahead:
     def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
         self._planned: list[Future[None]] = []
-        self._seen: set[tuple[int, tuple[TensorDesc, ...]]] = set()
+        self._seen: set[tuple[int, tuple[TensorDesc, ...], tuple[TensorDesc, ...]]] = set()
 
     def __enter__(self) -> Ahead:
         """Begin."""
@@ -47,13 +48,14 @@ class Ahead:
     def add(self, graph_module: fx.GraphModule) -> None:
         """Plan the calls in a graph whose nodes say what they are (``meta["val"]``); at the end, none any more."""
         for node in graph_module.graph.find_nodes(op="call_module"):
-            module, described = graph_module.get_submodule(str(node.target)), _describe_all(node.args)
-            if self._pool is None or not isinstance(module, FusionModule) or described is None:
+            module, described = graph_module.get_submodule(str(node.target)), describe_all(node.args)
+            given = describe_all(values_of(node)) if "out" in node.kwargs else ()
+            if self._pool is None or not isinstance(module, FusionModule) or described is None or given is None:
                 continue
-            if (module.spec.key, described) not in self._seen:
-                self._seen.add((module.spec.key, described))
+            if (module.spec.key, described, given) not in self._seen:
+                self._seen.add((module.spec.key, described, given))
                 # Exceptions stay there.
-                self._planned.append(self._pool.submit(plan_ahead, module.spec, described))
+                self._planned.append(self._pool.submit(plan_ahead, module.spec, described, given))
 
     def wait(self) -> None:
         """Return when all calls that were added are planned."""
@@ -70,8 +72,8 @@ def load_compilers(graph_module: fx.GraphModule) -> None:
         backend_for(device_type).load_compiler()
 
 
-def _describe_all(arguments: Sequence[Any]) -> tuple[TensorDesc, ...] | None:
-    # None where something is not known yet.
+def describe_all(arguments: Sequence[Any]) -> tuple[TensorDesc, ...] | None:
+    """Describe nodes, values and numbers as a call would have them; None where something is not known yet."""
     found = []
     for item in arguments:
         value = item.meta.get("val") if isinstance(item, fx.Node) else item

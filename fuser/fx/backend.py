@@ -110,8 +110,6 @@ def _fuse(graph_module: fx.GraphModule, numerics: str | None, fuel: Fuel | None,
     sort_puts(graph_module, numerics or config.numerics, fuel)
     mark_scatters(graph_module.graph)
     FusionPass(numerics=numerics, fuel=fuel)(graph_module)
-    if ahead is not None:
-        ahead.add(graph_module)
     write_scatters_in_place(graph_module)
     write_statistics_in_place(graph_module)
     write_results_in_place(graph_module)
@@ -119,6 +117,8 @@ def _fuse(graph_module: fx.GraphModule, numerics: str | None, fuel: Fuel | None,
     drop_idle_views(graph_module.graph)
     free_early(graph_module)
     write_over_dead(graph_module)
+    if ahead is not None:
+        ahead.add(graph_module)
     return graph_module
 
 
