@@ -6,6 +6,7 @@ import json
 import math
 import re
 import runpy
+import statistics
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -116,6 +117,30 @@ def test_the_plots_show_what_result_files_hold(request: pytest.FixtureRequest) -
         assert f"(plots/{name}.svg)" in page
         root = ElementTree.fromstring(drawn)
         assert len(root.findall(".//{*}rect/{*}title")) > 1
+
+
+def test_figures_of_whole_models_are_those_of_the_run() -> None:
+    # A new run is written into more than one page.
+    results = ROOT / "benchmarks" / "results"
+    models = json.loads((results / "models_h200.json").read_text(encoding="utf-8"))["records"]
+    before = json.loads((results / "models_first_h200.json").read_text(encoding="utf-8"))["records"]
+
+    def mean(one: str, other: str) -> str:
+        both = [model for model in models.values() if one in model and other in model]
+        return f"{statistics.geometric_mean(model[one]['gpu_ms'] / model[other]['gpu_ms'] for model in both):.2f}"
+
+    def words(name: str) -> str:
+        return " ".join((ROOT / name).read_text(encoding="utf-8").split())
+
+    eager, peer, fast = mean("fuser", "eager"), mean("fuser", "inductor"), mean("fuser fast", "inductor")
+    gpt2 = models["gpt2 bfloat16"]["fuser"]["gpu_ms"] / before["gpt2 bfloat16"]["inductor"]["gpu_ms"]
+    readme, choosing, page = words("README.md"), words("docs/choosing.md"), words("docs/benchmarks.md")
+    assert f"{eager} of its GPU time on an H200, {peer} of `torch.compile`'s; without the bits, {fast}" in readme
+    assert f"the GPU's time is {eager} of eager torch's" in choosing
+    assert f"it is {peer} and {fast} of Inductor's in the geometric mean" in choosing
+    assert f"gpt2 strict is {gpt2:.2f} of what Inductor took" in choosing
+    assert f"(gpt2, {gpt2:.2f})" in choosing
+    assert f"strict, and {mean('fuser fast', 'eager')} in fast numerics; {peer} and {fast} of" in page
 
 
 def test_every_room_has_a_row() -> None:
