@@ -513,6 +513,15 @@ def test_bench(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert all(0 < value < 1e6 for row in document["rows"] for value in row["microseconds"].values())
 
 
+@pytest.mark.cpu
+def test_bench_has_every_dtype(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["bool", "uint16", "float8_e5m2", "float8_e8m0fnu", "complex32"]
+    command = f"bench {file} --scalar alpha --device cpu --sizes 64 --seconds 0.001 --dtype {' '.join(names)}"
+    assert main(command.split()) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:] if not line.startswith(" ")] == names
+
+
 def test_figures_that_cannot_be_written_are_not_measured(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,21 @@ def test_the_call_runs_in_eager_torch_and_a_script_shows_the_mistake(
         assert done.returncode == status, done.stderr
         assert words in done.stdout + done.stderr
         assert re.search(r"reported\(v0, v1, alpha=v2\)", done.stdout)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint64, torch.float8_e8m0fnu, torch.complex32])
+def test_the_script_makes_tensors_of_every_dtype(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    function = fuser.jit_fn("template <typename T> T same(T x) { return x; }")
+    with config.patch(internal_errors="fallback", dump=str(tmp_path)), monkeypatch.context() as patch:
+        patch.setattr(planner, "_plan_kernels", MISTAKE)
+        with pytest.warns(FallbackWarning, match="fuser failed"):
+            function(torch.ones(3, 4).to(dtype)[:, 1:])
+    (script,) = tmp_path.glob("reproduce-*.py")
+    # The script changes settings.
+    with config.patch(internal_errors="fallback"):
+        runpy.run_path(str(script))
 
 
 def test_a_mistake_is_reported_once_whatever_is_in_its_words(

@@ -73,8 +73,9 @@ def measure(
 
 
 def _draw(elements: int, dtype: torch.dtype, device: str) -> torch.Tensor:
-    # Not zeros: arithmetic on them takes less power, and so less time.
-    return torch.testing.make_tensor(elements, dtype=dtype, device=device, low=0, high=2)
+    # Not zeros: arithmetic on them takes less power, and so less time. make_tensor does not know all of float8.
+    drawn = torch.float32 if dtype.is_floating_point and dtype.itemsize == 1 else dtype
+    return torch.testing.make_tensor(elements, dtype=drawn, device=device, low=0, high=2).to(dtype)
 
 
 def _make(name: str, function: JitFunction, tensors: Sequence[Any], numbers: dict[str, Any], moved: int) -> Any:
