@@ -45,7 +45,7 @@ class Input:
         return made
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Application:
     """One functor applied to values."""
 
@@ -68,6 +68,9 @@ class Application:
         if self.function.dims is not None:
             arguments += [f"dim={list(self.function.dims)}"]
         return f"{self.function.name}({', '.join(arguments)})"
+
+    def __repr__(self) -> str:
+        return f"<fuser.Application {self}>"
 
     def to_dict(self, function: int) -> dict[str, Any]:
         """Return it as JSON types; ``function`` is the index of its function."""

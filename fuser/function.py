@@ -116,7 +116,7 @@ class View(NamedTuple):
         return View(self.rank, self.split, self.insert, not self.is_inverse)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Function:
     """What an application applies: a functor with its typing rules."""
 
@@ -169,6 +169,10 @@ class Function:
     def signature(self, index: str | None = None) -> str:
         """Return how it is called, for messages: ``total(x, *, factor)``, or ``pick(x, i=index)``."""
         return describe_call(self.name, self.functor.tensors, self.scalars, index)
+
+    def __repr__(self) -> str:
+        # Texts are long.
+        return f"<fuser.Function {self.signature()}>"
 
     @property
     def functors(self) -> tuple[Functor, ...]:

@@ -29,6 +29,9 @@ __all__ = [
 ]
 
 JSON_VERSION = 1
+# What ``dir()`` shows of a group and of a builder.
+PUBLIC = ("applications", "from_json", "inputs", "key", "lint", "numerics", "outputs", "to_json", "to_networkx")
+PUBLIC_OF_BUILDER = ("add_input", "apply", "build")
 # How many names of applications a short form of a group has.
 MAX_NAMES = 5
 
@@ -337,6 +340,10 @@ class FusionGroup:
         # Without the key, which other processes may make of something else.
         return FusionGroup, (self.inputs, self.applications, self.outputs, self.numerics)
 
+    def __dir__(self) -> list[str]:
+        # What is for users: the rest serves other stages.
+        return [*(name for name in object.__dir__(self) if name.startswith("__")), *PUBLIC]
+
     def __repr__(self) -> str:
         names = [item.function.name for item in self.applications]
         shown = " -> ".join(names if len(names) <= MAX_NAMES else [*names[:3], f"{len(names) - 4} more", names[-1]])
@@ -461,3 +468,10 @@ class GroupBuilder:
             tuple(values[handle] for handle in outputs),
             self._numerics,
         )
+
+    def __dir__(self) -> list[str]:
+        # As a group's.
+        return [*(name for name in super().__dir__() if name.startswith("__")), *PUBLIC_OF_BUILDER]
+
+    def __repr__(self) -> str:
+        return f"<fuser.GroupBuilder {len(self._inputs)} inputs, {len(self._applications)} applications>"

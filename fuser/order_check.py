@@ -86,7 +86,7 @@ class OrderCase(NamedTuple):
         # What has several steps may have another kernel from any length on, and for any sizes that make it.
         sizes = self._reduced_sizes()
         length = str(sizes) if self.function.is_composite else str((math.prod(sizes) - 1).bit_length())
-        kind = (repr(form), str([item.dtype for item in self.tensors]), str(tuple(map(_kind_of, self.orders))))
+        kind = (str(form.to_json()), str([item.dtype for item in self.tensors]), str(tuple(map(_kind_of, self.orders))))
         return CacheKey.build(("order", *installation(self.device), *kind, length), ())
 
     def verdict(self) -> bool | None:

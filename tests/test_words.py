@@ -113,7 +113,9 @@ def test_dir_shows_what_is_for_users() -> None:
     add = fuser.create_jit_fn("template <typename T> T add(T x, T y) { return x + y; }")
     fused = fuser.fuse(lambda x: add(x, x))
     total = fuser.create_reduction_fn("template <typename T> T add(T x, T y) { return x + y; }", identity=0)
-    for item in (fuser, fuser.fx, fuser.errors, fuser.config, add, fused, total):
+    builder = fuser.GroupBuilder()
+    group = builder.build(builder.apply(add.function, [builder.add_input("x")] * 2))
+    for item in (fuser, fuser.fx, fuser.errors, fuser.config, add, fused, total, builder, group):
         shown = [name for name in dir(item) if not name.startswith("__")]
         assert shown
         assert not [name for name in shown if name.startswith("_")]
@@ -124,6 +126,7 @@ def test_dir_shows_what_is_for_users() -> None:
     assert "numerics" in dir(fuser.config)
     assert "launch" not in dir(add)
     assert "add" not in dir(fused)
+    assert "widen" not in dir(group)
     assert add.source == "template <typename T> T add(T x, T y) { return x + y; }"
 
 
@@ -142,3 +145,14 @@ def test_a_group_has_a_short_form() -> None:
         for _ in range(count):
             (value,) = builder.apply(add.function, [value, value])
         assert repr(builder.build([value])) == f"<fuser.FusionGroup {shown}, 1 inputs, 1 outputs>"
+
+
+def test_what_a_group_is_made_of_shows_no_texts() -> None:
+    axpy = fuser.create_jit_fn("template <typename T> T axpy(T x, T y, T alpha) { return alpha * x + y; }", alpha=1.0)
+    builder = fuser.GroupBuilder()
+    x, alpha = builder.add_input("x"), builder.add_input("alpha", is_scalar=True)
+    group = builder.build(builder.apply(axpy.function, [x, x], [alpha]))
+    assert repr(builder) == "<fuser.GroupBuilder 2 inputs, 1 applications>"
+    assert repr(group.applications) == "(<fuser.Application axpy(v0, v0, alpha=v1)>,)"
+    assert repr(axpy.function) == "<fuser.Function axpy(x, y, *, alpha)>"
+    assert repr(axpy.function.functor) == "<fuser.cxx.Functor axpy(x, y, *, alpha)>"

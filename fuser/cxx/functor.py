@@ -82,7 +82,7 @@ class Reading:
         return self.expanded.place(node.start_byte)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Functor:
     """A parsed functor text. Compares and hashes by its text and the roles of its parameters."""
 
@@ -141,6 +141,10 @@ class Functor:
     def signature(self) -> str:
         """Return how the functor is called, for messages: ``axpy(x, y, *, alpha)``."""
         return describe_call(self.entry, self.tensors, self.scalars)
+
+    def __repr__(self) -> str:
+        # Texts are long.
+        return f"<fuser.cxx.Functor {self.signature()}>"
 
     def raise_problems(self) -> None:
         """Raise FunctorError for the first place that does not parse; do nothing when there is none."""
