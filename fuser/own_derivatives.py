@@ -5,20 +5,45 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, overload
 
 import torch
 from torch.utils._pytree import tree_leaves
 
 from fuser.errors import ArgumentError, GradientError, describe_type, shows_users_frames
-from fuser.jit_function import JitFunction
+from fuser.jit_function import JitFunction, R
 from fuser.route import has_derivative
 
 __all__ = ["DifferentiableFunction", "differentiable"]
 
+if TYPE_CHECKING:
+    from typing_extensions import ParamSpec
+
+    P = ParamSpec("P", default=...)
+else:
+    from typing import ParamSpec
+
+    P = ParamSpec("P")
+
 Saved = Sequence[int | str] | Callable[..., Any]
 
 
+@overload
+def differentiable(  # type: ignore[overload-overlap]
+    forward: JitFunction[R],
+    backward: JitFunction[Any],
+    *,
+    save_for_backward: Saved | None = None,
+    num_grad_inputs: int | None = None,
+) -> JitFunction[R]: ...
+@overload
+def differentiable(
+    forward: Callable[P, R],
+    backward: Callable[..., Any],
+    *,
+    save_for_backward: Saved | None = None,
+    num_grad_inputs: int | None = None,
+) -> DifferentiableFunction[P, R]: ...
 @shows_users_frames
 def differentiable(
     forward: Callable[..., Any],
@@ -63,12 +88,12 @@ def differentiable(
     return DifferentiableFunction(forward, backward, save_for_backward, num_grad_inputs)
 
 
-class DifferentiableFunction:
+class DifferentiableFunction(Generic[P, R]):
     """What ``differentiable`` makes of two functions that are not both functors. Threads may share it."""
 
     def __init__(
         self,
-        forward: Callable[..., Any],
+        forward: Callable[P, R],
         backward: Callable[..., Any],
         save_for_backward: Saved | None,
         num_grad_inputs: int | None,
@@ -82,10 +107,12 @@ class DifferentiableFunction:
         self.__name__ = self.__qualname__ = getattr(forward, "__name__", "forward")
         self.__module__ = "fuser.functors"
 
-    def __call__(self, *inputs: Any, **scalars: Any) -> Any:
+    def __call__(self, *inputs: P.args, **scalars: P.kwargs) -> R:
         """Run the forward function; its result is differentiated by the backward function."""
+        made: R
         if torch.overrides.has_torch_function(inputs):
-            return torch.overrides.handle_torch_function(self, inputs, *inputs, **scalars)
+            made = torch.overrides.handle_torch_function(self, inputs, *inputs, **scalars)
+            return made
         lost = [f"the scalar {name!r}" for name, value in scalars.items() if _holds_derivative(value)]
         lost += [
             f"what is in input {slot}, which is no tensor but a {describe_type(item)} of some"
@@ -95,7 +122,8 @@ class DifferentiableFunction:
         if lost:
             raise GradientError(f"{self.__name__}: its backward function makes no gradient of {lost[0]}")
         results = _Paired.apply(self, scalars, *inputs)  # type: ignore[no-untyped-call]
-        return results[0] if len(results) == 1 else results
+        made = results[0] if len(results) == 1 else results
+        return made
 
     def find_places(self, inputs: int, outputs: int) -> tuple[int, ...]:
         """Return the slots of the saved tensors among so many inputs and outputs."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Generic, overload
 
 import torch
 
@@ -16,7 +16,7 @@ from fuser.cxx.preprocess import Problem
 from fuser.dtypes import is_representable, plain_number
 from fuser.errors import ArgumentError, FunctorError, describe_type, shows_users_frames, suggest
 from fuser.function import Function
-from fuser.jit_function import JitFunction, Number, check_scalar
+from fuser.jit_function import JitFunction, Number, R, check_scalar
 from fuser.jiterator import check_index
 
 __all__ = ["ReductionFunction", "create_reduction_fn"]
@@ -31,6 +31,47 @@ _RESERVED = ("dim", "keepdim", "out")
 _SAMPLES = (torch.float32, torch.float64, torch.int32, torch.complex64)
 
 
+# What a text for ``finish`` returns is not known to types.
+@overload
+def create_reduction_fn(
+    code_string: str,
+    *,
+    identity: Number | Sequence[Number],
+    map: str | JitFunction | None = None,
+    finish: JitFunction[R],
+    index: str | None = None,
+    **scalars: Number,
+) -> ReductionFunction[R]: ...
+@overload
+def create_reduction_fn(
+    code_string: str,
+    *,
+    identity: Number,
+    map: str | JitFunction | None = None,
+    finish: None = None,
+    index: str | None = None,
+    **scalars: Number,
+) -> ReductionFunction[torch.Tensor]: ...
+@overload
+def create_reduction_fn(
+    code_string: str,
+    *,
+    identity: tuple[Number, Number, *tuple[Number, ...]],
+    map: str | JitFunction | None = None,
+    finish: None = None,
+    index: str | None = None,
+    **scalars: Number,
+) -> ReductionFunction[tuple[torch.Tensor, ...]]: ...
+@overload
+def create_reduction_fn(
+    code_string: str,
+    *,
+    identity: Number | Sequence[Number],
+    map: str | JitFunction | None = None,
+    finish: str | None = None,
+    index: str | None = None,
+    **scalars: Number,
+) -> ReductionFunction[Any]: ...
 @shows_users_frames
 def create_reduction_fn(
     code_string: str,
@@ -102,7 +143,7 @@ def create_reduction_fn(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ReductionFunction:
+class ReductionFunction(Generic[R]):
     """A reduction as a function of tensors. Made by ``create_reduction_fn``; immutable; threads may share it."""
 
     # Its texts with their typing rules; no dimensions yet.
@@ -112,8 +153,8 @@ class ReductionFunction:
     # The parameter of the map that receives each element's number along the reduced dimensions; None: none does.
     index: str | None = None
     # The reduction of all dimensions, and others by dimensions and keepdim.
-    _whole: JitFunction = field(init=False, repr=False)
-    _forms: dict[tuple[tuple[int, ...] | None, bool], JitFunction] = field(default_factory=dict, repr=False)
+    _whole: JitFunction[R] = field(init=False, repr=False)
+    _forms: dict[tuple[tuple[int, ...] | None, bool], JitFunction[R]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         """Make the form that knows its scalars."""
@@ -128,7 +169,7 @@ class ReductionFunction:
         keepdim: Any = False,
         out: Any = None,
         **scalars: Any,
-    ) -> Any:
+    ) -> R:
         """Reduce.
 
         Args:
@@ -154,14 +195,15 @@ class ReductionFunction:
             def find_operator(text: str, held: tuple[str, ...], count: int) -> tuple[str, tuple[str, ...]]:
                 return self._find_operator(dim, keepdim, text, held, count)
 
-            return self._whole.call_operator(tensors, out, scalars, find_operator)
+            made: R = self._whole.call_operator(tensors, out, scalars, find_operator)
+            return made
         form = None
         if type(keepdim) is bool and (dim is None or type(dim) is int):
             form = self._forms.get((None if dim is None else (dim,), keepdim))
         return (form or self.along(dim, keepdim=keepdim))(*tensors, out=out, **scalars)
 
     @shows_users_frames
-    def along(self, dim: int | Sequence[int] | None = None, *, keepdim: bool = False) -> JitFunction:
+    def along(self, dim: int | Sequence[int] | None = None, *, keepdim: bool = False) -> JitFunction[R]:
         """Return the reduction along some dimensions as a functor, which takes the tensors and the scalars.
 
         Raises:

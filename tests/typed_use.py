@@ -18,6 +18,12 @@ both = fuser.create_multi_output_jit_fn(
 named = fuser.jit_fn("template <typename T> T named(T x, T a) { return a * x; }", scalars={"a": 2})
 several = fuser.jit_fn("template <typename T> void two(T x, T& a, T& b) { a = x; b = x; }", num_outputs=2)
 
+SUM = "template <typename T> T add(T x, T y) { return x + y; }"
+PAIR = "template <typename T> void pair(T a, T b, T c, T d, T& e, T& f) { e = a + c; f = b + d; }"
+total = fuser.create_reduction_fn(SUM, identity=0)
+totals = fuser.create_reduction_fn(PAIR, identity=(0, 0.0))
+finished = fuser.create_reduction_fn(SUM, identity=0, map="template <typename T> T f(T x) { return x; }", finish=named)
+
 
 @fuser.fuse
 def scale(x: Tensor, factor: float = 2.0) -> Tensor:
@@ -49,6 +55,13 @@ def check(x: Tensor) -> None:
     assert_type(fuser.foreach(add, [x], [x]), list[Tensor])
     assert_type(fuser.foreach(both, [x]), tuple[list[Tensor], ...])
     assert_type(fuser.foreach(scale, [x]), list[Tensor])
+    assert_type(total(x, dim=1), Tensor)
+    assert_type(totals(x, x), tuple[Tensor, ...])
+    assert_type(finished(x, a=1.0), Tensor)
+    assert_type(fuser.differentiable(both, add)(x), tuple[Tensor, ...])
+    assert_type(fuser.differentiable(scale, add)(x, factor=1.0), Tensor)
+    assert_type(fuser.differentiable(torch.relu, add)(x), Tensor)
+    fuser.create_reduction_fn(SUM)  # type: ignore[call-overload]
     scale("no tensor")  # type: ignore[call-overload]
     scale(x, 1.0, 2.0)  # type: ignore[call-overload]
     Layer().scale(x, x)  # type: ignore[call-overload]
