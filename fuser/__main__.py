@@ -225,7 +225,8 @@ def _default_device() -> str:
 
 
 def _read_dtype(name: str) -> torch.dtype:
-    dtype = getattr(torch, name, None)
+    # As printed, too.
+    dtype = getattr(torch, name.removeprefix("torch."), None)
     if not isinstance(dtype, torch.dtype):
         raise argparse.ArgumentTypeError(f"torch has no dtype {name!r}")
     if dtype not in DTYPES:

@@ -514,6 +514,12 @@ def test_bench(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.cpu
+def test_a_dtype_is_read_as_it_is_printed(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(file), "--scalar", "alpha", "--device", "cpu", "--dtype", "torch.bfloat16"]) == 0
+    assert capsys.readouterr().out.startswith("axpy(x, y, *, alpha) on torch.bfloat16, cpu")
+
+
+@pytest.mark.cpu
 def test_bench_has_every_dtype(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = ["bool", "uint16", "float8_e5m2", "float8_e8m0fnu", "complex32"]
     command = f"bench {file} --scalar alpha --device cpu --sizes 64 --seconds 0.001 --dtype {' '.join(names)}"
