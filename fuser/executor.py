@@ -282,7 +282,10 @@ def record_planned(
             resizer = find_resizer(spec, described, plan)
             if resizer.learn(spec, described, recorded):
                 launcher.add(tensors, scalars, out, recorded._replace(resize=resizer))
-    elif not any(known.is_scalar and isinstance(item, torch.Tensor) for known, item in pairs):
+    # What is replayed is counted, and not said.
+    elif not log.wants("fallback") and not any(
+        known.is_scalar and isinstance(item, torch.Tensor) for known, item in pairs
+    ):
         again: Callable[..., Any] = partial(_run_again, spec, plan.obstacle)
         if plan.eager is not None:
             again = plan.eager.bind(plan.until, counters.tally_of(plan.fallback_reason))

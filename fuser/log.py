@@ -22,7 +22,7 @@ ARTIFACTS = {
     "compile": "each kernel that is ready: for what, after how long",
     "order": "whether torch has the order of a reduction that a kernel keeps",
     "tuning": "what a search for the fastest tuning measured",
-    "fallback": "each call that runs in eager torch, and why",
+    "fallback": "each call that runs in eager torch, and why; such calls then take the long way",
     "launch": "each launch; calls then take the long way",
 }
 _LOGGERS = {name: logging.getLogger(f"fuser.{name}") for name in ARTIFACTS}

@@ -24,7 +24,7 @@ import fuser
 from fuser import compiler, executor
 from fuser.config import config
 from fuser.cpu.backend import CpuBackend, find_compiler
-from fuser.errors import CacheWarning, CompileError, GroupError, NoCompileError
+from fuser.errors import CacheWarning, CompileError, FallbackWarning, GroupError, NoCompileError
 from fuser.graph import GroupBuilder
 from fuser.kernel_cache import KernelStore, Lru, SpecCache
 from fuser.ops.reductions import reduction_function
@@ -398,6 +398,24 @@ def test_a_program_hears_artifacts_as_they_come(caplog: pytest.LogCaptureFixture
     caplog.clear()
     new_functor()(torch.ones(8))
     assert not caplog.records
+
+
+@pytest.mark.cpu
+def test_every_call_in_eager_torch_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    # Such calls are replayed, too, unless somebody listens.
+    function, x = new_functor(), torch.ones(8)
+    was = fuser.override_can_fuse_on_cpu(False)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FallbackWarning)
+            for _ in range(2):
+                function(x)
+            with caplog.at_level("DEBUG", logger="fuser.fallback"), config.patch(logs="fallback"):
+                for _ in range(3):
+                    function(x)
+    finally:
+        fuser.override_can_fuse_on_cpu(was)
+    assert [item.message for item in caplog.records] == ["fusion on cpu is switched off"] * 3
 
 
 @pytest.mark.cpu
