@@ -368,7 +368,7 @@ class _Part(NamedTuple):
             for index in self.spec.group.used_inputs()
             if (item := self.args.inputs[index]) and item.number is None and not item.is_counter
         ]
-        return [(place, self.inputs[index]) for place, index in enumerate(given, start=len(self.outputs))]
+        return [(slot, self.inputs[index]) for slot, index in enumerate(given, start=len(self.outputs))]
 
 
 def _cut(expanded: Expanded, outputs: Sequence[TensorDesc], device: torch.device, orders: Orders) -> Iterator[_Part]:
@@ -480,7 +480,7 @@ def _is_written_last(expanded: Expanded, target: int, parts: Sequence[_Part]) ->
         return True
     part, slot = parts[at], parts[at].targets.index(target)
     strides = part.space.strides
-    read = {strides[place] for place, value in part.operands() if value in alike}
+    read = {strides[other] for other, value in part.operands() if value in alike}
     if part.args.rows is not None and not (
         part.args.device_type == "cuda" and written_last(part.spec.group, part.args.rows)[slot]
     ):
