@@ -256,3 +256,41 @@ def test_tangents_and_transforms_go_through_modules_with_parameters() -> None:
         got, wanted = (function(lambda x, item=item: item(x).pow(2).sum())(x) for item in (fused, module))
         torch.testing.assert_close(got, wanted)
     assert not fuser.stats()["fallbacks"]
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("kind", ["floats", "ints", "sizes", "exponents"])
+def test_numbers_that_change_are_symbols(kind: str) -> None:
+    """As sizes are: no number of values leaves a training loop without kernels."""
+
+    def step(x: torch.Tensor, a: float) -> torch.Tensor:
+        scaled = (x * a + 1).relu() * (x - a * x.shape[1] * 0.1)
+        return (scaled.square() if kind != "exponents" else (x.abs() + 1) ** a) / x.shape[0]
+
+    fused, seen = fuser.fuse(step), list[int]()
+    fuser.reset_stats()
+    for count in range(2, 22):
+        x = torch.randn(count if kind == "sizes" else 3, 8, dtype=torch.bfloat16, requires_grad=True)
+        value = {"floats": 0.3 * count - 2, "ints": count - 5, "sizes": 0.7, "exponents": 1 + count % 3}[kind]
+        launches = fuser.stats()["launches"]
+        for _ in range(2):
+            found, wanted = (torch.autograd.grad(function(x, value).sum(), x) for function in (fused, step))
+            assert torch.equal(found[0], wanted[0])
+        seen.append(fuser.stats()["launches"] - launches)
+    assert min(seen) == max(seen) > 0
+    assert not fuser.stats()["fallbacks"]
+    (fusion,) = (item for item in fused.graph_module.modules() if isinstance(item, DifferentiableFusion))
+    assert len(fusion._joints) <= 4
+
+
+@pytest.mark.cpu
+def test_zeros_infinities_and_what_is_none_are_numbers_of_their_own() -> None:
+    fused = fuser.fuse(lambda x, a: (x * a + 1).relu() * (a / x))
+    for value in (2.0, 3.0, 0.0, -0.0, float("inf"), float("nan"), -1.5, 1e300):
+        x = torch.randn(6, requires_grad=True)
+        made, wanted = fused(x, value), fused.function(x, value)
+        slopes = [torch.autograd.grad(item.sum(), x)[0] for item in (made, wanted)]
+        for got, expected in ((made, wanted), slopes):
+            assert torch.equal(got.nan_to_num(7.0), expected.nan_to_num(7.0))
+            assert torch.equal(got.isnan(), expected.isnan())
+            assert torch.equal(got.signbit() & ~got.isnan(), expected.signbit() & ~got.isnan())

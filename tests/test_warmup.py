@@ -327,6 +327,15 @@ def test_control_flow_and_groups_apart_are_followed() -> None:
     is_ready(step, lambda n, m: (leaf(n, m), torch.randn(m, 7)))
 
 
+@pytest.mark.cpu
+def test_sizes_that_are_numbers_are_ready_for_a_range() -> None:
+    step = fuser.fuse(lambda x: x.amax(-1) * x.shape[1] ** -0.5 / (2 * x.shape[0] + 1))
+    fuser.reset_stats()
+    step.warmup(leaf(3, 5), dynamic_shapes={"x": {0: N, 1: Dim("m", 1, 40)}}, backward=True)
+    assert not fuser.stats()["fallbacks"]
+    is_ready(step, lambda n, m: (leaf(n, m),), most=40)
+
+
 DEVICES = pytest.mark.parametrize(
     "device",
     [pytest.param("cpu", marks=[pytest.mark.cpu, pytest.mark.slow]), pytest.param("cuda", marks=pytest.mark.cuda)],

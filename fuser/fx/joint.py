@@ -7,11 +7,14 @@ forward and a backward graph, which are fused like any other. A gradient of a gr
 
 from __future__ import annotations
 
+import math
 import operator
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import fx
@@ -62,12 +65,14 @@ class DifferentiableFusion(FusionModule):
         self._apart: fx.GraphModule | None = None
         self._calls: Lru[tuple[Joint | None]] = Lru()
         self._joints: list[Joint] = []
+        # Whether torch traces it only with numbers as constants: it compares an exponent with others.
+        self._binds_numbers = False
 
     def call(self, inputs: Sequence[Any], launcher: Launcher, tensors: tuple[Any, ...]) -> Any:
         """Run the group for a call that is this and nothing else, and record it; arguments as in ``record_through``."""
         joint = self._find_joint(tuple(inputs)) if torch.is_grad_enabled() else None
         numbers = {id(item) for item in tensors if not isinstance(item, torch.Tensor)}
-        # Both passes are of the values of numbers.
+        # What is recorded knows no other values of numbers.
         if joint is not None and joint.forward is not None and not numbers and not self._follows_default_dtype(inputs):
             record_through(launcher, partial(_run_joint, joint), inputs, tensors, None, any_size=False)
         return self.forward(*inputs)
@@ -125,8 +130,17 @@ class DifferentiableFusion(FusionModule):
             # The pass puts what is on several devices into several groups: there it knows where everything is.
             if not cut_by_device(self.group, layouts, [item.device for item in described]):
                 common_device(self.group, described)
-            # Sizes that were others before are symbols from now on.
-            joint = _trace_joint(self.nodes, key, inputs, [item.key for item in alike])
+            # Sizes and numbers that were others before are symbols from now on.
+            before = [item.key for item in alike]
+            numbers = () if self._binds_numbers else _find_changed_numbers(inputs[: self._varying], before)
+            with warnings.catch_warnings():
+                if numbers:
+                    # AOTAutograd says which op it cannot differentiate by symbols.
+                    warnings.simplefilter("ignore")
+                joint = _trace_joint(self.nodes, key, inputs, before, numbers)
+            if joint is None and numbers:
+                self._binds_numbers = True
+                joint = _trace_joint(self.nodes, key, inputs, before)
             self._joints += [] if joint is None else [joint]
         return joint
 
@@ -161,22 +175,26 @@ class Joint:
     forward: Callable[[list[Any]], Any] | None
     backward: Callable[[list[Any]], Any] | None
     count: int
-    # Which inputs are tensors, and which outputs have gradients.
-    tensors: tuple[int, ...]
+    # Which inputs are tensors, or numbers of each call; and which outputs have gradients.
+    varying: tuple[int, ...]
     continuous: tuple[int, ...]
     # The tensors that gradients depend on: all but statistics that a norm only updates.
     read: tuple[int, ...]
-    # The call it was traced for, and what sizes and strides it relies on.
+    # The call it was traced for, and what sizes, strides and values of numbers it relies on.
     key: tuple[Any, ...]
-    relies_on: Callable[[Sequence[torch.Tensor]], bool]
+    relies_on: Callable[[Sequence[Any]], bool]
 
     def is_like(self, key: tuple[Any, ...]) -> bool:
-        """Whether a call differs from the one it was traced for in sizes and strides alone."""
+        """Whether a call differs from the one it was traced for in sizes, strides and values of numbers alone."""
         return len(key) == len(self.key) and all(map(_is_like, key, self.key))
 
     def fits(self, inputs: Sequence[Any]) -> bool:
         """Whether a call that is like the one it was traced for may go by it."""
-        return self.relies_on([inputs[slot] for slot in self.tensors])
+        # The first item of the key is no input's.
+        constants = [(slot, item) for slot, item in enumerate(self.key[1:]) if slot not in self.varying]
+        if not all(number.is_of(inputs[slot]) for slot, number in constants):
+            return False
+        return self.relies_on([inputs[slot] for slot in self.varying])
 
 
 class _Differentiated(torch.autograd.Function):
@@ -185,7 +203,7 @@ class _Differentiated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, joint: Joint, *inputs: Any) -> tuple[torch.Tensor, ...]:
         assert joint.forward is not None, "it has gradients"
-        made = joint.forward([inputs[slot] for slot in joint.tensors])
+        made = joint.forward([_give(inputs[slot]) for slot in joint.varying])
         outputs = tuple(made[: joint.count])
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*[x for slot, x in enumerate(outputs) if slot not in joint.continuous])
@@ -233,7 +251,7 @@ class _Differentiated(torch.autograd.Function):
             if not torch._C._autograd._get_current_graph_task_keep_graph():
                 # As what is saved: the graph may outlive it.
                 ctx.inputs = _let_go(ctx.inputs)
-        for slot, gradient in zip(joint.tensors, made, strict=True):
+        for slot, gradient in zip(joint.varying, made, strict=True):
             found[slot] = gradient
         return None, *found
 
@@ -265,7 +283,7 @@ def _differentiate(
         seen = [item.view_as(item) if isinstance(item, torch.Tensor) else item for item in inputs]
         outputs = joint.nodes.forward(*seen)
     pairs = [(outputs[slot], grad) for slot, grad in zip(joint.continuous, grads, strict=True) if grad is not None]
-    wanted = [slot for slot in joint.tensors if inputs[slot].requires_grad]
+    wanted = [slot for slot in joint.varying if requires_grad(inputs[slot])]
     made = torch.autograd.grad(
         [output for output, _ in pairs],
         [seen[slot] for slot in wanted],
@@ -274,19 +292,25 @@ def _differentiate(
         allow_unused=True,
     )
     found = dict(zip(wanted, made, strict=True))
-    return [found.get(slot) for slot in joint.tensors]
+    return [found.get(slot) for slot in joint.varying]
 
 
 def _trace_joint(
-    nodes: fx.GraphModule, key: tuple[Any, ...], inputs: Sequence[Any], before: Sequence[tuple[Any, ...]]
+    nodes: fx.GraphModule,
+    key: tuple[Any, ...],
+    inputs: Sequence[Any],
+    before: Sequence[tuple[Any, ...]],
+    numbers: Sequence[int] = (),
 ) -> Joint | None:
+    # ``numbers``: the slots of those that are symbols, all others being constants.
     # None where torch cannot trace it, or its graphs would rely on how gradients lie in memory.
     from torch._dispatch.python import enable_python_dispatcher  # noqa: PLC0415 - as below
+    from torch._functorch._aot_autograd import graph_compile  # noqa: PLC0415 - as below
     from torch._functorch.aot_autograd import aot_module_simplified  # noqa: PLC0415 - takes a second
 
     from fuser.fx.backend import compile_graph, split_passes  # noqa: PLC0415 - as above
 
-    tensors = tuple(slot for slot, item in enumerate(inputs) if isinstance(item, torch.Tensor))
+    varying = tuple(slot for slot, item in enumerate(inputs) if isinstance(item, torch.Tensor) or slot in numbers)
 
     def split(graph: fx.GraphModule, given: Any, **settings: Any) -> Any:
         if settings["num_fwd_outputs"] != len(made):
@@ -295,16 +319,17 @@ def _trace_joint(
         raise _Split(split_passes(graph, given, **settings))
 
     try:
-        module = _bind_numbers(nodes, inputs)
-        known = [[sizes[1 + slot].sizes for sizes in before] for slot in tensors]
-        mode, fakes, find_guard = _make_fakes([inputs[slot] for slot in tensors], known)
+        module = _bind_constants(nodes, inputs, varying)
+        known = [[kinds[1 + slot] for kinds in before] for slot in varying]
+        mode, fakes, find_guard = _make_fakes([inputs[slot] for slot in varying], known)
         with mode, enable_python_dispatcher(), packing_nothing():
             made = module(*fakes)
         _part_results(module, made, fakes)
         continuous = tuple(slot for slot, item in enumerate(made) if item.requires_grad)
         forward = backward = None
         try:
-            with packing_nothing():
+            # Under Dynamo torch makes arithmetic with floats one with tensors of float64, which rounds elsewhere.
+            with packing_nothing(), patch.object(graph_compile, "tensorify_python_scalars", lambda *_: None):
                 aot_module_simplified(module, fakes, lambda graph, _: compile_graph(graph), partition_fn=split)
         except _Split as both:
             # All that is wanted of AOTAutograd.
@@ -314,12 +339,15 @@ def _trace_joint(
     except Exception as error:  # Whatever the reason, torch's ops one by one are right, and say what is wrong.
         if is_of_current_handler(error):
             raise
+        if numbers:
+            # Those as constants are next.
+            return None
         counters.count_fallback(f"{type(error).__name__} in torch's tracing of a backward pass")
         return None
     updated = {node for norm in nodes.graph.find_nodes(op="call_function", target=_NORM) for node in norm.args[3:5]}
     placeholders = nodes.graph.find_nodes(op="placeholder")
-    read = tuple(slot for slot in tensors if placeholders[slot] not in updated)
-    return Joint(nodes, forward, backward, len(made), tensors, continuous, read, key, guard)
+    read = tuple(slot for slot in varying if slot not in numbers and placeholders[slot] not in updated)
+    return Joint(nodes, forward, backward, len(made), varying, continuous, read, key, guard)
 
 
 class _Split(BaseException):
@@ -329,17 +357,25 @@ class _Split(BaseException):
         self.passes = passes
 
 
-def _bind_numbers(nodes: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
-    # The graph of the tensors among the inputs alone.
+def _bind_constants(nodes: fx.GraphModule, inputs: Sequence[Any], varying: Sequence[int]) -> fx.GraphModule:
+    # The graph of those inputs alone that vary.
     graph, copies = fx.Graph(), {}
-    for placeholder, item in zip(nodes.graph.find_nodes(op="placeholder"), inputs, strict=True):
-        is_tensor = isinstance(item, torch.Tensor)
-        copies[placeholder] = graph.node_copy(placeholder) if is_tensor else item
+    for slot, placeholder in enumerate(nodes.graph.find_nodes(op="placeholder")):
+        copies[placeholder] = graph.node_copy(placeholder) if slot in varying else inputs[slot]
+    for slot, (placeholder, copy) in enumerate([*copies.items()]):
+        if slot in varying and isinstance(inputs[slot], float):
+            copies[placeholder] = graph.call_method("item", (copy,))
     graph.output(graph.graph_copy(nodes.graph, copies))
     return fx.GraphModule(nodes, graph)
 
 
-def _part_results(module: fx.GraphModule, made: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
+def _give(item: Any) -> Any:
+    """Return what graphs take for an input: torch's partitioner hands a float on only if it is read from a tensor."""
+    is_float = isinstance(item, float | torch.SymFloat)
+    return torch.full((), item, dtype=torch.float64, device="cpu") if is_float else item
+
+
+def _part_results(module: fx.GraphModule, made: Sequence[torch.Tensor], inputs: Sequence[Any]) -> None:
     """Give each result memory of its own, as a kernel does.
 
     A conversion to the dtype that is there already returns what it was given, and AOTAutograd takes such a result from
@@ -347,7 +383,7 @@ def _part_results(module: fx.GraphModule, made: Sequence[torch.Tensor], inputs: 
     """
     output = module.graph.output_node()
     results = list(output.args[0])  # type: ignore[arg-type]
-    taken = {item.untyped_storage()._cdata for item in inputs}
+    taken = {item.untyped_storage()._cdata for item in inputs if isinstance(item, torch.Tensor)}
     with module.graph.inserting_before(output):
         for slot, item in enumerate(made):
             memory = item.untyped_storage()._cdata
@@ -359,9 +395,11 @@ def _part_results(module: fx.GraphModule, made: Sequence[torch.Tensor], inputs: 
 
 
 def _make_fakes(
-    tensors: Sequence[torch.Tensor], before: Sequence[Sequence[torch.Size]]
-) -> tuple[Any, list[torch.Tensor], Callable[[], Callable[[Sequence[torch.Tensor]], bool]]]:
-    # What is traced, its mode, and what makes, afterwards, the question whether it holds for tensors of other sizes.
+    inputs: Sequence[Any], before: Sequence[Sequence[Any]]
+) -> tuple[Any, list[Any], Callable[[], Callable[[Sequence[Any]], bool]]]:
+    # What is traced, its mode, and what makes, afterwards, the question whether it holds for tensors of other sizes and
+    # for other numbers.
+    from torch._dynamo.source import ConstantSource  # noqa: PLC0415 - as in _trace_joint
     from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415 - as in _trace_joint
     from torch.fx.experimental.symbolic_shapes import (  # noqa: PLC0415
         DimDynamic,
@@ -371,18 +409,31 @@ def _make_fakes(
 
     env = ShapeEnv()
     mode = FakeTensorMode(shape_env=env)
-    fakes: list[torch.Tensor] = []
-    for tensor, known in zip(tensors, before, strict=True):
+    fakes: list[Any] = []
+    # The same, but for floats as they are.
+    guarded: list[Any] = []
+    for slot, (item, known) in enumerate(zip(inputs, before, strict=True)):
+        if not isinstance(item, torch.Tensor):
+            source: Any = ConstantSource(f"fuser_number_{slot}")
+            symbol = env.create_unspecified_symbol(item, source, DimDynamic.DYNAMIC)
+            make: Any = env.create_symintnode if type(item) is int else env.create_symfloatnode
+            guarded.append(make(symbol, hint=item, source=source))
+            if type(item) is float:
+                fakes.append(mode.from_tensor(_give(item)))
+                fakes[-1].item_memo = guarded[-1]
+            else:
+                fakes.append(guarded[-1])
+            continue
         dims = [
-            DimDynamic.DYNAMIC if any(sizes[dim] != size for sizes in known) else DimDynamic.STATIC
-            for dim, size in enumerate(tensor.shape)
+            DimDynamic.DYNAMIC if any(other.sizes[dim] != size for other in known) else DimDynamic.STATIC
+            for dim, size in enumerate(item.shape)
         ]
         context: Any = StatelessSymbolicContext(dynamic_sizes=dims)
-        fakes.append(mode.from_tensor(tensor, symbolic_context=context))
+        fakes.append(mode.from_tensor(item, symbolic_context=context))
+        guarded.append(fakes[-1])
 
-    def find_guard() -> Callable[[Sequence[torch.Tensor]], bool]:
-        placeholders: Any = fakes
-        text = env.produce_guards_expression(placeholders, ignore_static=False) or "True"
+    def find_guard() -> Callable[[Sequence[Any]], bool]:
+        text = env.produce_guards_expression(guarded, ignore_static=False) or "True"
         return lambda given: bool(env.evaluate_guards_expression(text, given))
 
     return mode, fakes, find_guard
@@ -407,13 +458,37 @@ class _Tensor(NamedTuple):
     strides: tuple[int, ...]
 
 
+class _Number(NamedTuple):
+    kind: type
+    # Tells zeros apart, and no NaNs.
+    text: str
+
+    def is_of(self, item: Any) -> bool:
+        """Whether another call has the same number: asked of a symbol, too."""
+        if isinstance(item, torch.SymInt | torch.SymFloat):
+            return bool(item == self.kind(self.text))
+        return self.text == repr(item)
+
+
+def _find_changed_numbers(inputs: Sequence[Any], before: Sequence[Sequence[Any]]) -> list[int]:
+    # Which numbers were others before. What torch knows of symbols is of finite floats, and zeros have signs.
+    return [
+        slot
+        for slot, item in enumerate(inputs)
+        if (type(item) is int or (type(item) is float and math.isfinite(item) and item))
+        and any(kinds[1 + slot].text != repr(item) for kinds in before)
+    ]
+
+
 def _describe(item: Any) -> Any:
     if isinstance(item, torch.Tensor):
         return _Tensor(item.dtype, item.device, item.requires_grad, item.shape, item.stride())
-    return type(item), repr(item)
+    return _Number(type(item), repr(item))
 
 
 def _is_like(one: Any, other: Any) -> bool:
+    if type(one) is _Number and type(other) is _Number:
+        return one.kind is other.kind
     if type(one) is not _Tensor or type(other) is not _Tensor:
         return bool(one == other)
     return one[:3] == other[:3] and len(one.sizes) == len(other.sizes)

@@ -123,8 +123,10 @@ def _itself(item: Any) -> Any:
 def stand_in(item: Any) -> Any:
     """Return an empty tensor, as a tensor whose sizes may be symbols would be in the call that is followed.
 
-    It is a real one inside ``alone``.
+    It is a real one inside ``alone``. Of a number that is a symbol: that of the call.
     """
+    if isinstance(item, torch.SymInt | torch.SymFloat):
+        return item.node.pytype(item.node.hint)
     if not isinstance(item, torch.Tensor):
         return item
     desc = with_sizes(describe(item))
