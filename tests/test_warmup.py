@@ -336,6 +336,14 @@ def test_sizes_that_are_numbers_are_ready_for_a_range() -> None:
     is_ready(step, lambda n, m: (leaf(n, m),), most=40)
 
 
+@pytest.mark.cpu
+def test_gradients_of_parts_are_ready_for_a_range() -> None:
+    # A sum of the user's own has a gradient by itself, not amid others.
+    step = fuser.fuse(lambda x: torch.relu(x - total(x, dim=-1, keepdim=True)) * 3)
+    step.warmup(leaf(3, 5), dynamic_shapes={"x": {0: N, 1: Dim("m", 1, 40)}}, backward=True)
+    is_ready(step, lambda n, m: (leaf(n, m),), most=40)
+
+
 DEVICES = pytest.mark.parametrize(
     "device",
     [pytest.param("cpu", marks=[pytest.mark.cpu, pytest.mark.slow]), pytest.param("cuda", marks=pytest.mark.cuda)],

@@ -16,6 +16,7 @@ from fuser.fallback import Fallback
 from fuser.kernel_spec import KernelSpec
 from fuser.library import merge_inputs, needs_operator, split_inputs
 from fuser.tensor_desc import read_number
+from fuser.warming.follow import current
 
 __all__ = ["eager_function", "fake_pull_back", "pull_back_eagerly", "pull_back_operator"]
 
@@ -57,7 +58,9 @@ def pull_back_eagerly(
     kinds, tensors, ints, floats = split_inputs(inputs)
 
     def differentiate(*items: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        if needs_operator(items):
+        # A warm-up has to see what parts launch, and needs no data for that.
+        is_followed = current() is not None and spec.group.reshapes
+        if needs_operator(items) and not is_followed:
             # What traces has no data.
             plain, incoming = list(items[: len(tensors)]), list(items[len(tensors) :])
             arguments = (spec.text, kinds, plain, ints, floats, list(slots), incoming, list(wanted))
