@@ -76,12 +76,20 @@ class _FlatWriter:
         if placeholders and self.is_boxed:
             lines += [f"{', '.join(placeholders)}, = arguments", "arguments.clear()"]
         last = self._last_readers(nodes)
+        has_whole = False
         for node in nodes:
             dead = [self._values[value] for value in last.get(node, ())]
             if node.op == "output":
                 lines.append(f"return {self._argument(node.args[0])}")
             elif node.op != "placeholder":
-                lines.append(f"{self._values[node]} = {self._call(node)}")
+                is_whole = self.is_boxed and self._is_whole(node)
+                if is_whole and not has_whole:
+                    # Of each call: threads must not share it.
+                    lines.append("whole = below_views()")
+                    has_whole = True
+                indent = "    " if is_whole else ""
+                lines += ["with whole:"] * is_whole
+                lines.append(f"{indent}{self._values[node]} = {self._call(node)}")
             if dead and node.op != "output":
                 lines.append(f"del {', '.join(dead)}")
         head = [f"def run({', '.join(placeholders)}):"]
@@ -89,6 +97,18 @@ class _FlatWriter:
             head = ["def run(arguments):", "    with below_autograd():"]
         indent = "    " * len(head)
         return "\n".join([*head, *(f"{indent}{line}" for line in lines), ""])
+
+    def _is_whole(self, node: fx.Node) -> bool:
+        # Whether an operator's results, which are no views, are returned. Many of torch's kernels make theirs as views
+        # (``stack``, ``embedding``, ``slice_scatter``, attention). Autograd hides that in its own call of them; below
+        # autograd it shows, and nobody may write to a view that a function with a derivative made.
+        if not isinstance(node.target, torch._ops.OpOverload):
+            return False
+        readers = {node, *(user for user in node.users if user.target is operator.getitem)}
+        schema = node.target._schema
+        # What is written to counts its versions, which this would keep it from.
+        is_made = not schema.is_mutable and all(item.alias_info is None for item in schema.returns)
+        return is_made and not self._returned.isdisjoint(readers)
 
     def _last_readers(self, nodes: list[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
         # For each node the values that nobody reads after it; those that nobody reads at all go at once.
@@ -108,8 +128,7 @@ class _FlatWriter:
         if node.op == "call_method":
             return f"{arguments[0]}.{node.target}({', '.join(arguments[1:])})"
         target: Any = node.target
-        # What is returned may be written to: autograd lets that be done to no view that a function made, and
-        # _unsafe_view's result is none.
+        # _unsafe_view's result is no view: see _is_whole.
         is_hidden = target is not _ATEN._unsafe_view.default or node not in self._returned
         if target in _METHODS and not node.kwargs and is_hidden:
             *_, last = node.args

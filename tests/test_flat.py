@@ -412,10 +412,35 @@ def test_cuda_graphs_know_what_sizes_they_were_recorded_for() -> None:
 
 
 @pytest.mark.cpu
-def test_results_that_are_no_views_may_be_written_to() -> None:
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, weight: torch.relu(x) @ weight,
+        # torch's kernels make these as views of something.
+        lambda x, weight: torch.stack([x @ weight, x]),
+        lambda x, weight: nn.functional.embedding(torch.arange(6).view(2, 3) % 4, weight),
+        lambda x, weight: torch.select_scatter(x @ weight, x[0] + 1, 0, 1),
+        lambda x, weight: (x @ weight).clone().slice_scatter(x[:, :1], 1, 1, 2),
+        lambda x, weight: nn.functional.scaled_dot_product_attention(x @ weight, x, x),
+        lambda x, weight: torch.unsafe_split(x @ weight, 2, -1)[0],
+    ],
+    ids=["product", "stack", "embedding", "select_scatter", "slice_scatter", "attention", "split"],
+)
+def test_results_that_are_no_views_may_be_written_to(
+    function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> None:
     weight = torch.randn(4, 4, requires_grad=True)
-    made = torch.compile(lambda x: torch.relu(x) @ weight, backend="fuser")(torch.randn(2, 3, 4))
-    assert not made._is_view()
-    made.transpose(0, 1)[0] = 1.0
-    made.sum().backward()
-    assert weight.grad is not None
+    compiled = torch.compile(function, backend="fuser")
+    for _ in range(3):
+        x = torch.randn(2, 3, 4)
+        made, wanted = compiled(x, weight), function(x, weight).clone()
+        assert not made._is_view()
+        gradients = []
+        for result in (made, wanted):
+            result.transpose(0, 1)[0] = 1.0
+            result.sum().backward()
+            assert weight.grad is not None
+            gradients.append(weight.grad)
+            weight.grad = None
+        assert torch.equal(made, wanted)
+        torch.testing.assert_close(*gradients)

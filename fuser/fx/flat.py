@@ -45,6 +45,8 @@ class FlatGraph(OutputCode):
         linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
         # Nobody differentiates what runs here, so that no operator need look for autograd.
         names: dict[str, Any] = {"__name__": __name__, "below_autograd": torch._C._AutoDispatchBelowAutograd}
+        # Nor has what such an operator makes to say which views it is made of.
+        names["below_views"] = torch._C._AutoDispatchBelowADInplaceOrView
         names |= {key: _find_quickest(value) if key.startswith(CALLED) else value for key, value in objects.items()}
         exec(compile(source, name, "exec"), names)
         self._run: Callable[[list[Any]], Any] = names["run"]
