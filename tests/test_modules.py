@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -166,6 +167,28 @@ def test_a_fused_module_is_the_module() -> None:
     assert module.factor == 0.25
     torch.testing.assert_close(fused(x.double()), module(x.double()))
     assert repr(fused) == repr(module)
+
+
+class Scaled(nn.Module):
+    """Has parameters that callers name."""
+
+    def forward(self, x: torch.Tensor, scale: float = 2.0) -> torch.Tensor:
+        return torch.relu(x + 1) * scale
+
+
+def test_a_fused_module_takes_what_its_module_takes() -> None:
+    # Others ask forward itself: torch.export, whose dynamic shapes have the names of parameters, and torch.fx, which
+    # makes a placeholder for each.
+    module, x = Scaled(), draw((4, 9), torch.float32, (-0.5, 0.5), seed=1)
+    fused = fuser.fuse(module)
+    assert inspect.signature(fused.forward) == inspect.signature(module.forward)
+    for strict in (True, False):
+        rows = {0: torch.export.Dim("rows", min=2)}
+        exported = torch.export.export(fused, (x,), dynamic_shapes={"x": rows}, strict=strict).module()
+        assert torch.equal(exported(x[1:]), module(x[1:]))
+    traced = torch.fx.symbolic_trace(fused)
+    assert [node.target for node in traced.graph.find_nodes(op="placeholder")] == ["x", "scale"]
+    assert torch.equal(traced(x, 3.0), module(x, 3.0))
 
 
 def test_a_fused_module_is_fused_and_trains() -> None:

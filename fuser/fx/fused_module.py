@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable
 from typing import Any, overload
 
@@ -120,4 +121,10 @@ def fuse_module(module: torch.nn.Module) -> FusedModule:
 
 @functools.cache
 def _fused_class(kind: type[torch.nn.Module]) -> type[FusedModule]:
-    return type(kind.__name__, (FusedModule, kind), {"__module__": kind.__module__, "__slots__": ()})
+    # A function of its own, so that those who ask for its parameters find the module's: torch.export, which takes
+    # dynamic shapes by name, torch.fx, which makes a placeholder of each, and trainers that drop unused columns.
+    plain: Any = FusedModule.forward
+    forward = types.FunctionType(plain.__code__, plain.__globals__, closure=plain.__closure__)
+    functools.update_wrapper(forward, kind.forward, updated=())
+    held = {"__module__": kind.__module__, "__slots__": (), "forward": forward}
+    return type(kind.__name__, (FusedModule, kind), held)
