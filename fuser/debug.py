@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
@@ -21,6 +21,7 @@ from fuser.errors import (
     shows_users_frames,
 )
 from fuser.fallback import Fallback
+from fuser.fx.bodies import bodies_of, find_bodies
 from fuser.fx.dropouts import draw_dropout_mask, find_obstacle
 from fuser.fx.fused_module import FusedModule
 from fuser.fx.fusion_node import FusionModule
@@ -324,6 +325,9 @@ def _unfused(module: fx.GraphModule) -> list[tuple[str, str]]:
             reason = "of a dropout: on the CPU torch draws what it keeps"
         elif call is None and is_known(node.target):
             reason = f"no kernel of fuser's for these arguments: {_target_name(node)}"
+        elif bodies_of(module, node):
+            count = _count_groups(bodies_of(module, node))
+            reason = f"calls other graphs, which have {count} groups of their own"
         elif call is None:
             reason = f"no op of fuser's table: {_target_name(node)}"
         elif node in reading.numbers:
@@ -342,6 +346,11 @@ def _unfused(module: fx.GraphModule) -> list[tuple[str, str]]:
             reason = "no pass put it into a group (is there fuel?)"
         found.append((node.name, reason))
     return found
+
+
+def _count_groups(bodies: Mapping[str, fx.GraphModule]) -> int:
+    own = sum(_is_fusion(body, node) for body in bodies.values() for node in body.graph.nodes)
+    return own + sum(_count_groups(find_bodies(body)) for body in bodies.values())
 
 
 def _is_plumbing(node: fx.Node) -> bool:

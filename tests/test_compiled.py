@@ -14,6 +14,7 @@ from functors import draw, functor
 from torch import nn
 from torch._dynamo.utils import counters
 from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
+from torch._higher_order_ops import while_loop
 from torch.torch_version import TorchVersion
 from torch.utils.checkpoint import checkpoint
 
@@ -108,6 +109,69 @@ def selects(x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
     flat, rows = x[mask], x[mask[:, 0]]
     images = x.view(4, 2, 2, 2)[mask[:, 0]].permute(0, 3, 1, 2)
     return axpy(flat, x[mask], alpha=2.0), axpy(rows.t(), rows.t()) * 2, axpy(images, images[:, :1]), axpy(rows, x[0])
+
+
+@torch.compiler.nested_compile_region
+def _region(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.relu(axpy(x, y, alpha=2.0)) * y
+
+
+def _choose(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def inner(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.cond(y.sum() > 0, lambda x, y: torch.relu(x * y) + x, lambda x, y: x - y * 2, (x, y)) * x
+
+    return torch.cond(x.sum() > 0, inner, lambda x, y: torch.relu(x - y) * 2, (x, y))
+
+
+def _loop(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    start = (torch.tensor(0), x.clone(), y.clone())
+    found: Any = while_loop(lambda i, x, y: i < 3, lambda i, x, y: (i + 1, torch.relu(x * 2 + y), y * 1), start)
+    return found[1]
+
+
+# The function, how many groups the graphs have that its graph calls, and how many launches a call makes.
+BODIES: dict[str, tuple[Callable[..., torch.Tensor], int, int]] = {
+    "regions": (lambda x, y: _region(_region(x, y), y) + _region(y, x), 1, 4),
+    "branches": (_choose, 5, 4),
+    "loop": (_loop, 3, 11),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_graphs_that_a_graph_calls_are_fused(name: str) -> None:
+    function, groups, launches = BODIES[name]
+    compiled = torch.compile(function, backend="fuser", fullgraph=True)
+    x, y = draw((4, 9), torch.float32, (0.0, 1.0), seed=1), draw((4, 9), torch.float32, (0.0, 1.0), seed=2)
+    compiled(x, y)
+    fuser.reset_stats()
+    result = compiled(x, y)
+    assert fuser.stats()["launches"] == launches
+    torch.testing.assert_close(result, function(x, y))
+    reasons = [reason for graph in fuser.explain(compiled, x, y).graphs for _, reason in graph.unfused]
+    assert f"calls other graphs, which have {groups} groups of their own" in reasons
+    if name == "loop":
+        return
+    for sign in (1, -1):
+        torch.testing.assert_close(compiled(x * sign, y), function(x * sign, y))
+        leaves, expected = [(x * sign).requires_grad_(), y.clone().requires_grad_()], [x * sign, y.clone()]
+        compiled(*leaves).sum().backward()
+        function(*[item.requires_grad_() for item in expected]).sum().backward()
+        for leaf, wanted in zip(leaves, expected, strict=True):
+            torch.testing.assert_close(leaf.grad, wanted.grad)
+
+
+def test_fusing_an_exported_module_leaves_its_program(tmp_path: Path) -> None:
+    class Chooses(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return _choose(x, y)
+
+    x, y = draw((4, 9), torch.float32, seed=1), draw((4, 9), torch.float32, seed=2)
+    program = torch.export.export(Chooses(), (x, y))
+    module: Any = program.module()
+    assert fuser.fx.FusionPass()(module).modified
+    assert [node.op for node in module.false_graph_0.graph.nodes].count("call_module") == 1
+    torch.export.save(program, tmp_path / "program.pt2")
+    torch.testing.assert_close(module(-x.abs(), y), _choose(-x.abs(), y))
 
 
 def test_functors_of_what_data_select() -> None:

@@ -11,6 +11,7 @@ from torch import fx
 
 from fuser.compiler import backend_for
 from fuser.executor import plan_ahead
+from fuser.fx.bodies import find_bodies
 from fuser.fx.buffers import values_of
 from fuser.fx.fusion_node import FusionModule
 from fuser.tensor_desc import TensorDesc, describe, lies_for_vectors
@@ -47,6 +48,8 @@ class Ahead:
 
     def add(self, graph_module: fx.GraphModule) -> None:
         """Plan the calls in a graph whose nodes say what they are (``meta["val"]``); at the end, none any more."""
+        for body in find_bodies(graph_module).values():
+            self.add(body)
         for node in graph_module.graph.find_nodes(op="call_module"):
             module, described = graph_module.get_submodule(str(node.target)), describe_all(node.args)
             given = describe_all(values_of(node)) if "out" in node.kwargs else ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from fuser.config import config
 from fuser.errors import ArgumentError, GroupError, describe_type, shows_users_frames
+from fuser.fx.bodies import find_bodies
 from fuser.fx.expansions import drop_expansions
 from fuser.fx.fusion_node import FusionModule, FusionNode
 from fuser.fx.merged_sums import sum_unviewed
@@ -91,6 +93,7 @@ class FusionPass(PassBase):
     def call(self, graph_module: fx.GraphModule) -> PassResult:
         """Run on one graph module."""
         _check_graph_module(graph_module)
+        is_modified = self._fuse_bodies(graph_module)
         with bind_for(self.numerics):
             open_splits(graph_module.graph)
             drop_expansions(graph_module.graph)
@@ -108,7 +111,17 @@ class FusionPass(PassBase):
             sort_graph(graph_module.graph)
             graph_module.graph.lint()
             graph_module.recompile()
-        return PassResult(graph_module, bool(substitution.fused))
+        return PassResult(graph_module, is_modified or bool(substitution.fused))
+
+    def _fuse_bodies(self, graph_module: fx.GraphModule) -> bool:
+        is_modified = False
+        for name, body in find_bodies(graph_module).items():
+            # The program has it, too, whose module torch.export gave.
+            own = fx.GraphModule(body, copy.deepcopy(body.graph))
+            if self.call(own).modified:
+                graph_module.set_submodule(name, own)
+                is_modified = True
+        return is_modified
 
     def find_groups(self, graph: fx.Graph) -> list[Partition]:
         """Return what becomes fusion nodes."""
