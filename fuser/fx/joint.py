@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 import operator
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 import torch
 from torch import fx
@@ -305,7 +305,6 @@ def _trace_joint(
     # ``numbers``: the slots of those that are symbols, all others being constants.
     # None where torch cannot trace it, or its graphs would rely on how gradients lie in memory.
     from torch._dispatch.python import enable_python_dispatcher  # noqa: PLC0415 - as below
-    from torch._functorch._aot_autograd import graph_compile  # noqa: PLC0415 - as below
     from torch._functorch.aot_autograd import aot_module_simplified  # noqa: PLC0415 - takes a second
 
     from fuser.fx.backend import compile_graph, split_passes  # noqa: PLC0415 - as above
@@ -328,8 +327,7 @@ def _trace_joint(
         continuous = tuple(slot for slot, item in enumerate(made) if item.requires_grad)
         forward = backward = None
         try:
-            # Under Dynamo torch makes arithmetic with floats one with tensors of float64, which rounds elsewhere.
-            with packing_nothing(), patch.object(graph_compile, "tensorify_python_scalars", lambda *_: None):
+            with packing_nothing(), _floats_as_they_are() if numbers else nullcontext():
                 aot_module_simplified(module, fakes, lambda graph, _: compile_graph(graph), partition_fn=split)
         except _Split as both:
             # All that is wanted of AOTAutograd.
@@ -348,6 +346,19 @@ def _trace_joint(
     placeholders = nodes.graph.find_nodes(op="placeholder")
     read = tuple(slot for slot in varying if slot not in numbers and placeholders[slot] not in updated)
     return Joint(nodes, forward, backward, len(made), varying, continuous, read, key, guard)
+
+
+@contextmanager
+def _floats_as_they_are() -> Iterator[None]:
+    # As under Dynamo, torch would make arithmetic with floats one with tensors of float64, which rounds elsewhere.
+    from torch._functorch._aot_autograd import graph_compile  # noqa: PLC0415 - as in _trace_joint
+
+    module: Any = graph_compile
+    before, module.tensorify_python_scalars = module.tensorify_python_scalars, lambda *_: None
+    try:
+        yield
+    finally:
+        module.tensorify_python_scalars = before
 
 
 class _Split(BaseException):
