@@ -34,6 +34,8 @@ WARP, SPLIT_BYTES, MAX_SPLIT = 32, 256, 4
 # elements where a warp has a row, and where so few threads have single ones of several operands; of a block that could
 # share its row, threads at least and at most, and bytes of it (of losses, measured on an H200).
 SPREAD_BYTES, LEAST_SPREAD, MOST_SPREAD, FEW_ELEMENTS = 128, 32, 64, 8
+# The most where all of them are single elements of two bytes, or some are. Measured on an H200.
+MOST_SINGLE, MOST_WITH_SINGLES = 40, 48
 LONE_ELEMENTS, LONE_TEAM = 4, 16
 LEAST_TEAM, MOST_TEAM, CLUSTER_BYTES, SMALL_BYTES = 64, 256, 1 << 16, 36 << 10
 # Of few rows whose elements each of torch's threads adds one after another: blocks that share one at most, threads of
@@ -108,7 +110,9 @@ def plan_ordered_walk(
         # What writes no elements waits more for others than for memory, and the less the smaller blocks are.
         is_lone = own == [2] and all(rows.is_row[value] for value in group.outputs)
         most_bytes = SMALL_BYTES if is_lone else CLUSTER_BYTES
-        spread = partial(_spread, reads_several=sum(_is_own(space, rows, slot) for slot in slots) > 1)
+        is_level = all(_is_level(space, rows, slot, itemsizes[slot], aligned[slot]) for slot in slots)
+        reads_several = sum(_is_own(space, rows, slot) for slot in slots) > 1
+        spread = partial(_spread, reads_several=reads_several, is_level=is_level)
         vector, tuning = spread(space, rows, own, order, kept_bytes, most_bytes, clusters)
         # What later passes read of every row does not wait for the first one, if there is room.
         late = [slot for slot in moving if slot >= len(group.outputs) and slot not in slots]
@@ -117,7 +121,6 @@ def plan_ordered_walk(
         wider, other = spread(space, rows, wide, order, kept_bytes, most_bytes, clusters)
         if late and other.is_resident and other.unroll * wider * sum(wide) <= EARLY_BYTES:
             early, vector, tuning = late, wider, other
-        is_level = all(_is_level(space, rows, slot, itemsizes[slot], aligned[slot]) for slot in slots)
         tuning = tuning._replace(is_level=is_level and order.has_edges)
     else:
         # What only adds up keeps no row; what counts is told the counts by the text, if all of a row is there.
@@ -255,9 +258,12 @@ def _along(
     )
 
 
-def step_of(count: int) -> int:
-    """Return of what a thread's number of vectors is a multiple: there are eight sizes to a power of two."""
-    return max(power_above(count) // 8, 1)
+def step_of(count: int, vector: int = 2) -> int:
+    """Return of what a thread's number of vectors is a multiple.
+
+    There are eight sizes to a power of two, or 16 where a vector is one element.
+    """
+    return max(power_above(count) // (8 if vector > 1 else 16), 1)
 
 
 def warps_beside(team: int, schedule: Schedule) -> int:
@@ -313,18 +319,22 @@ def _spread(
     clusters: int,
     *,
     reads_several: bool,
+    is_level: bool,
 ) -> tuple[int, Tuning]:
     # ``kept_bytes``: of what takes the place of an element between passes. ``most_bytes``: of a row in a block.
-    # ``reads_several``: whether each row has several operands of its own.
+    # ``reads_several``: whether each row has several operands of its own. ``is_level``: whether they begin, and end,
+    # with whole vectors.
     schedule, length, bytes_per_element = order.schedule, prod(space.sizes[: rows.reduced]), sum(itemsizes)
     vector, team, cluster = schedule.vector, schedule.slots, 1
     # Vectors of one of torch's threads; of even ones the last is whole, too.
     whole = vector * schedule.slots
     steps = length // whole if schedule.is_even else -(-length // whole)
-    each = max(steps, 1) * vector
+    # After whole rounds of vectors there is room for another one, of single elements.
+    has_singles = order.has_edges and schedule.is_even and not is_level
+    each = (max(steps, 1) + has_singles) * vector
     # What is kept of vectors takes their place.
     own_bytes = bytes_per_element if vector > 1 else max(bytes_per_element, kept_bytes)
-    most = min(max(SPREAD_BYTES // own_bytes, LEAST_SPREAD), MOST_SPREAD)
+    most = min(max(SPREAD_BYTES // own_bytes, LEAST_SPREAD), MOST_WITH_SINGLES if has_singles else MOST_SPREAD)
     if vector == 1:
         # Neighbours, whose elements come with one access: a word at least, and not too many.
         least = 4 // min(itemsizes) if each <= LEAST_SPREAD else 1
@@ -336,8 +346,13 @@ def _spread(
         least = 1 if schedule.y == 1 else LEAST_TEAM
         is_lone = schedule.y == 1 and vector == 1 and reads_several
         few = most if schedule.y > 1 else FEW_ELEMENTS
+        is_single = vector == 1 and schedule.y > 1
+        few = MOST_SINGLE if is_single and bytes_per_element == 2 else few
         # The more rows of single elements a warp reads at once, the more lines of memory that takes.
-        while team > least and 2 * each <= (LONE_ELEMENTS if is_lone and team <= LONE_TEAM else few):
+        while team > least:
+            twice = -(-2 * length // team) if is_single else 2 * each
+            if twice > (LONE_ELEMENTS if is_lone and team <= LONE_TEAM else few):
+                break
             team, each = team // 2, 2 * each
     # Blocks share a row that fills a processor's registers, if warps of theirs have slots of their own.
     held_bytes = max(bytes_per_element, kept_bytes)
@@ -350,7 +365,7 @@ def _spread(
     steps = steps * (schedule.slots // threads) if schedule.is_even else -(-length // (threads * vector))
     block = max(team, BLOCK) if cluster == 1 else team
     if steps <= min(KEPT_BYTES, BLOCK_BYTES // block) // (vector * bytes_per_element):
-        step = step_of(steps)
+        step = step_of(steps, vector)
         unroll = max(-(-steps // step) * step, 1)
         if length == unroll * threads * vector and rows.reduced == 1 and not order.has_edges:
             multiple = length

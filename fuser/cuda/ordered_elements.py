@@ -72,7 +72,8 @@ class OrderedElements(AlongText):
         accumulator, is_there = "k % A" if self.order.schedule.vector > 1 or self.is_wide else "u % A", ""
         if loop.tuning.is_resident:
             # All but the last vectors of a thread are there; of each slot, one less where rows have edges.
-            whole = step_of(loop.tuning.unroll) + self.order.has_edges * self._own_slots
+            whole = step_of(loop.tuning.unroll, loop.vector if self._spreads else 2)
+            whole += self.order.has_edges * self._own_slots
             if self.threads > 1 and not self._spreads:
                 # Of the last warps.
                 whole = self.order.schedule.x * self.warps // loop.tuning.team if self.warps > 1 else 1

@@ -16,9 +16,9 @@ __all__ = ["MAX_REGISTERS", "PROCESSOR_REGISTERS", "REGISTERS", "OrderedAlongTex
 
 # Of a processor, of a thread at most, and of one beside what it keeps of a row.
 PROCESSOR_REGISTERS, MAX_REGISTERS, REGISTERS = 65536, 255, 40
-# The same where a thread keeps values instead of elements of so many bytes, and more where some wait in shared memory.
-# Measured on an H200.
-NARROW, FEW_REGISTERS, SPARING = 2, 18, 24
+# The same where a thread keeps values instead of elements of so many bytes, and more where some wait in shared memory,
+# or where all are read one by one. Measured on an H200.
+NARROW, FEW_REGISTERS, SPARING, SINGLE = 2, 18, 24, 4
 # Threads of a block that are few warps.
 FEW_THREADS = 128
 # Threads of a processor that read rows again.
@@ -128,7 +128,7 @@ class OrderedAlongText(OrderedElements):
             blocks = max(blocks, THREADS // block)
         elif self._spreads and schedule.y > 1 and self.loop.kept and each_input == NARROW:
             # What is kept of narrow elements takes the place of what they are unpacked to.
-            few = FEW_REGISTERS + (SPARING if self.tuning.spare else 0)
+            few = FEW_REGISTERS + (SPARING if self.tuning.spare else SINGLE if self.loop.vector == 1 else 0)
             blocks = max(PROCESSOR_REGISTERS // (block * (registers - REGISTERS + few)), 1)
         blocks = self.tuning.resident or blocks
         head = super()._head()
