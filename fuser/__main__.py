@@ -216,7 +216,7 @@ def _find_device(name: str | None) -> str:
 
 def _paint(text: str, colour: int) -> str:
     # For a terminal; what is piped is plain.
-    is_plain = not sys.stdout.isatty() or bool(os.environ.get("NO_COLOR"))
+    is_plain = not sys.stdout.isatty() or bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
     return text if is_plain else f"\033[{colour}m{text}\033[0m"
 
 

@@ -102,7 +102,8 @@ def parse_optional_str(value: Any) -> str | None:
 
 
 def parse_artifacts(value: Any) -> frozenset[str]:
-    """Accept a comma-separated text or an iterable of names of artifacts."""
+    """Accept a comma-separated text or an iterable of names of artifacts; None for none."""
+    value = "" if value is None else value
     names = value.split(",") if isinstance(value, str) else list(value) if isinstance(value, Iterable) else [value]
     if not all(isinstance(name, str) for name in names):
         raise TypeError("must be a text or names of artifacts")
@@ -283,7 +284,7 @@ class Values(TypedDict, total=False):
     max_unrolled: int
     internal_errors: Literal["fallback", "raise"]
     full_tracebacks: bool
-    logs: str | Iterable[str]
+    logs: str | Iterable[str] | None
     dump: str | os.PathLike[str] | None
 
 
@@ -330,7 +331,7 @@ class Config:
         @property
         def logs(self) -> frozenset[str]: ...  # noqa: D102
         @logs.setter
-        def logs(self, value: str | Iterable[str]) -> None: ...
+        def logs(self, value: str | Iterable[str] | None) -> None: ...
 
         _generations: dict[tuple[Any, ...], int]
         _numbers: Iterator[int]

@@ -323,6 +323,8 @@ def _unfused(module: fx.GraphModule) -> list[tuple[str, str]]:
             reason = f"a dropout: {find_obstacle(node)}"
         elif node.target is draw_dropout_mask:
             reason = "of a dropout: on the CPU torch draws what it keeps"
+        elif (call is not None and call.is_view) or getattr(node.target, "is_view", False):
+            reason = "a view, which moves nothing"
         elif call is None and is_known(node.target):
             reason = f"no kernel of fuser's for these arguments: {_target_name(node)}"
         elif bodies_of(module, node):
@@ -334,8 +336,6 @@ def _unfused(module: fx.GraphModule) -> list[tuple[str, str]]:
             reason = "arithmetic on numbers is Python's"
         elif not reading.is_fusible(node):
             reason = "its arguments are no strided tensors"
-        elif call.is_view:
-            reason = "a view, which moves nothing"
         elif call.function.op in REDUCTIONS:
             reason = "alone: torch reduces as well as a kernel would"
         elif call.function.op == "convert":

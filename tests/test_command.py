@@ -45,6 +45,8 @@ def test_info(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
     shown = capsys.readouterr().out
     assert shown.startswith(f"fuser {fuser.__version__}, torch ")
     assert f"installed in: {Path(fuser.__file__).parent}\nlauncher: in " in shown
+    with fuser.config.patch(logs=None):
+        assert not fuser.config.logs
     with fuser.config.patch(numerics="fast", logs="source"):
         assert main(["info"]) == 0
     told = capsys.readouterr().out.splitlines()[-1]
@@ -55,14 +57,15 @@ def test_info(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
 @pytest.mark.cpu
 @pytest.mark.slow
 def test_demo(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    for is_terminal in (False, True):
+    for is_terminal, term in ((False, "xterm"), (True, "xterm"), (True, "dumb")):
         monkeypatch.setattr("sys.stdout.isatty", lambda is_terminal=is_terminal: is_terminal)
+        monkeypatch.setenv("TERM", term)
         assert main(["demo", "--device", "cpu", "--size", "1000"]) == 0
         shown = capsys.readouterr().out
         assert "makes them, and torch.relu, 1 launch; on cpu, 1,000 float32 elements" in shown
         assert re.search(r"^fused +\d+\.\d+ ms", shown, re.MULTILINE)
         assert shown.count(": yes") == 2
-        assert ("\033[1m" in shown) is is_terminal
+        assert ("\033[1m" in shown) is (is_terminal and term != "dumb")
 
 
 @pytest.mark.parametrize(("device", "word"), [("cpu", "omp parallel"), ("cuda", 'extern "C" __global__')])

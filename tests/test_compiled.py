@@ -69,6 +69,13 @@ def test_explain() -> None:
     assert compiled(x).shape == (32, 8), "it still runs"
 
 
+def test_explain_calls_views_what_they_are() -> None:
+    compiled = torch.compile(lambda x: (x.expand(2, 4, 8), x.t()[1:]), backend="fuser")
+    (graph,) = fuser.explain(compiled, draw((4, 8), torch.float32)).graphs
+    assert {reason for _, reason in graph.unfused} == {"a view, which moves nothing"}
+    assert not any(graph.bytes_left)
+
+
 @pytest.mark.parametrize("function", [lambda x: x.clone(), lambda x: x.t().contiguous(), lambda x: torch.zeros_like(x)])
 def test_explain_does_not_ask_for_fuel_where_a_copy_stands_alone(function: Callable[..., Any]) -> None:
     (graph,) = fuser.explain(torch.compile(function, backend="fuser"), draw((4, 8), torch.float32)).graphs
