@@ -61,8 +61,8 @@ def cut_group(
         UnsupportedError: one application alone has more arguments than a kernel takes.
     """
     for section in _cut_launches(group, layouts, by_value, orders, shared_bytes, shares_rows=shares_rows):
-        # Barriers of strict numerics keep a compiler from computing once what many elements have in common.
-        if shares_rows and group.is_strict and group.has_reduction and not section.group.has_reduction:
+        # A kernel without rows computes again, for each vector, what many elements have in common.
+        if shares_rows and group.has_reduction and not section.group.has_reduction:
             yield from _cut_small(group, layouts, section)
         else:
             yield section

@@ -106,13 +106,14 @@ def _group_normalised(form: Form, shapes: _Groups, values: Sequence[int], *, is_
     return shapes.back(builder.apply(normalise, values)[0], shapes.full)
 
 
-def _group_norm_elemt_steps(form: Form, is_ordered: bool) -> FusionGroup:
-    # Forms: as those of group_norm up to the bias.
+def _group_norm_elemt_steps(form: Form, is_ordered: bool) -> FusionGroup:  # noqa: ARG001 - as the others
+    # Forms: as those of group_norm up to the bias. In ATen's steps in fast numerics, too: they are the fewest for each
+    # element, where what there is once per channel is computed apart.
     rank, groups, _, has_weight, has_bias = form
     shapes = _Groups(rank, groups)
     values = [shapes.add("input", shapes.full), shapes.add("mean", shapes.rows), shapes.add("rstd", shapes.rows)]
     values += [shapes.add(name, shapes.channels) for name in ["weight"] * has_weight + ["bias"] * has_bias]
-    return shapes.builder.build([_group_normalised(form, shapes, values, is_ordered=is_ordered)])
+    return shapes.builder.build([_group_normalised(form, shapes, values, is_ordered=True)])
 
 
 def group_norm_elemt(input: Any, groups: int, weight: Any, bias: Any, *, is_row_major: bool) -> Function | None:  # noqa: A002
