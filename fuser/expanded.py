@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from fuser.function import Function, View
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import InputSpec, KernelSpec, ValueLayout, infer_layouts, infer_typing
 from fuser.row_orders import HALF_VECTOR_BYTES, Orders, find_orders, gpu_size
+from fuser.sections import FEW_ROWS, LONG_ROW
 from fuser.tensor_desc import TensorDesc, common_device, input_specs, value_layouts
 
 __all__ = ["Expanded", "describe_values", "expand_call", "expand_in_order", "settle_orders"]
@@ -192,10 +194,21 @@ def _ordered_forms(
         form, is_ordered = None, item.function.is_composite and (is_strict or device.type == "cuda")
         if is_ordered and not is_strict and _is_long_loss(group, index, given):
             form = (*(item.function.form or ()), ops.ONE_WALK)
+        elif is_ordered and not is_strict and _has_few_long_rows(item.function, given[0]):
+            form = (*(item.function.form or ()), ops.SHARED_WALK)
         elif is_ordered:
             form = ops.ordered_form(item.function, dtypes, layouts, is_strict=is_strict)
         forms.append(form)
     return tuple(forms)
+
+
+def _has_few_long_rows(function: Function, given: TensorDesc) -> bool:
+    # Whether blocks of a GPU share the rows of a softmax, each walk over which is a launch of its own.
+    last = len(given.shape) - 1
+    if function.op not in {"_softmax", "_log_softmax"} or function.form not in ((-1,), (last,)) or last < 0:
+        return False
+    is_plain = given.dtype in (torch.float32, torch.bfloat16, torch.float16) and given.strides[last] == 1
+    return is_plain and given.shape[last] > LONG_ROW and prod(given.shape[:last]) < FEW_ROWS
 
 
 def _is_long_loss(group: FusionGroup, index: int, given: Sequence[TensorDesc]) -> bool:

@@ -24,7 +24,7 @@ from fuser.layout import Shape, broadcast_strides, build_iteration_space
 from fuser.orders import RowOrder
 from fuser.row_space import RowShape, find_row_shape, lies_across, reduction_levels
 
-__all__ = ["cut_around", "cut_by_device", "cut_group", "group_outputs"]
+__all__ = ["FEW_ROWS", "LONG_ROW", "cut_around", "cut_by_device", "cut_group", "group_outputs"]
 
 
 # Rows that one block of a GPU each takes, and how long they are, at least, for several blocks to share them.

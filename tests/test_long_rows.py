@@ -117,3 +117,27 @@ def test_softmax_of_long_rows_compiles(length: int, dtype: torch.dtype) -> None:
     (source,) = kernel_sources(register(group), [torch.empty(256, length, dtype=dtype)], "cuda")
     assert source.tuning.is_resident == (dtype is not torch.float32)
     assert backend.compile_cubin(source, "sm_90")
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("op", ["softmax", "log_softmax"])
+def test_few_rows_are_walked_over_twice_in_fast_numerics(op: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = (torch.randn(5, 66001, dtype=torch.float64) * 3).to(dtype)
+    x[0, 9], x[1, 5], x[2, 70], x[3] = -torch.inf, torch.inf, torch.nan, -torch.inf
+    builders = {numerics: GroupBuilder(numerics) for numerics in ("strict", "fast")}
+    strict, fast = (
+        builder.build(builder.apply(composite_function(f"_{op}", (1,)), [builder.add_input("x")]))
+        for builder in builders.values()
+    )
+    assert [len(kernel_sources(register(group), [x], "cuda")) for group in (strict, fast)] == [3, 2]
+    # Many rows, and shorter ones, a block, or a cluster of them, has for itself.
+    for shape in ((70, 66000), (5, 60000)):
+        assert len(kernel_sources(register(fast), [torch.empty(shape, dtype=dtype, device="meta")], "cuda")) == 1
+    eager, exact = getattr(torch, op)(x, 1), getattr(torch, op)(x.double(), 1)
+    for descending in (False, True):
+        (made,) = run_emulated(fast, [x], descending=descending)
+        assert torch.equal(made.isnan(), exact.isnan())
+        own, others = ((item.double() - exact)[~exact.isnan()].nan_to_num(0).abs().max() for item in (made, eager))
+        assert own <= others

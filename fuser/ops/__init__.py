@@ -57,7 +57,7 @@ from fuser.ops.elementary import is_first_power, of_lists
 from fuser.ops.index import eager_index, index_function
 from fuser.ops.reductions import REDUCTIONS, ReductionOp, reduction_function
 from fuser.ops.sizes import call_of_sizes, look_at_sizes
-from fuser.ops.softmax import ONE_WALK
+from fuser.ops.softmax import ONE_WALK, SHARED_WALK
 from fuser.ops.table import OPS, WIDE_UNDER_AUTOCAST, Op, cast_function, convert_function, dtype_kind
 from fuser.ops.views import eager_view, view_function
 
@@ -70,6 +70,7 @@ __all__ = [
     "ONE_WALK",
     "OPS",
     "REDUCTIONS",
+    "SHARED_WALK",
     "WIDE_UNDER_AUTOCAST",
     "Composite",
     "Known",

@@ -21,7 +21,7 @@ from fuser.ops.reductions import reduction_function
 from fuser.ops.table import OPS, convert_function, op_call
 from fuser.ops.views import view_function
 
-__all__ = ["ONE_WALK", "highest_function", "softmax_functions", "softmax_methods", "total_function"]
+__all__ = ["ONE_WALK", "SHARED_WALK", "highest_function", "softmax_functions", "softmax_methods", "total_function"]
 
 _ATEN = torch.ops.aten
 
@@ -38,6 +38,8 @@ _ADD_POWER = "T add_power(T sum, T x, T top) { return sum + exp(x - top); }"
 # normalizer calculation for softmax", 2018). Each part's sum is of powers of what its elements are less than its own
 # largest one, which is finite; there is none of infinity, nor of nothing else than its negative.
 ONE_WALK = "one walk"
+# The same where several blocks of a GPU share a row: each walk is a launch of its own.
+SHARED_WALK = "one walk, shared"
 _LEAST = -torch.finfo(torch.float32).max
 _POWERS = f"""void powers(T x, T& top, T& total) {{
   top = x < T({_LEAST}) ? T({_LEAST}) : x;
@@ -66,9 +68,9 @@ def total_function(dim: int, order: str, mapped: str = _VALUE) -> Function:
     return step(mapped, promotion=Promotion.DEFAULT_WIDE, reduction=reduction)
 
 
-def _powers_function(dim: int) -> Function:
+def _powers_function(dim: int, order: str) -> Function:
     merge, found = (step(text, num_outputs=2).functor for text in (_MERGE_POWERS, _FOUND_POWERS))
-    reduction = Reduction(merge, (_LEAST, 0), found, (dim,), True, order="powers")
+    reduction = Reduction(merge, (_LEAST, 0), found, (dim,), True, order=order, is_torchs=not order)
     return step(_POWERS, num_outputs=2, promotion=Promotion.DEFAULT_WIDE, reduction=reduction)
 
 
@@ -76,8 +78,14 @@ def _forward_steps(op: str, form: Form, is_ordered: bool) -> FusionGroup:
     dim, *dtype = form
     builder = GroupBuilder()
     x = builder.add_input("input")
-    if dtype == [ONE_WALK]:
-        return _log_softmax(builder, x, *builder.apply(_powers_function(dim), [x]))
+    if dtype in ([ONE_WALK], [SHARED_WALK]):
+        top, total = builder.apply(_powers_function(dim, "powers" if dtype == [ONE_WALK] else ""), [x])
+        if op == "_log_softmax":
+            return _log_softmax(builder, x, top, total)
+        text = "T softmax(T x, T top, T total) { return exp(x - top) / total; }"
+        return builder.build(
+            builder.apply(step(text, unpromoted=("top", "total"), is_contiguous=True), [x, top, total])
+        )
     if dtype:
         (x,) = builder.apply(convert_function(getattr(torch, dtype[0])), [x])
     (top,) = builder.apply(highest_function((dim,)), [x])
