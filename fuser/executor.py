@@ -52,10 +52,8 @@ if TYPE_CHECKING:
 __all__ = [
     "kept_plans",
     "plan_ahead",
-    "read_scalars",
     "restore_plans",
     "run_fallback",
-    "run_plain",
     "run_planned",
     "set_can_fuse",
     "try_to_compile",
@@ -74,7 +72,7 @@ def set_can_fuse(device_type: str, value: bool) -> bool:
     return before
 
 
-def run_plain(spec: KernelSpec, inputs: list[Any], out: Sequence[torch.Tensor] | None = None) -> list[torch.Tensor]:
+def _run_plain(spec: KernelSpec, inputs: list[Any], out: Sequence[torch.Tensor] | None = None) -> list[torch.Tensor]:
     """Run a group on plain strided tensors that need no gradient."""
     return run_planned(spec, inputs, out)[0]
 
@@ -82,11 +80,11 @@ def run_plain(spec: KernelSpec, inputs: list[Any], out: Sequence[torch.Tensor] |
 def run_planned(
     spec: KernelSpec, inputs: list[Any], out: Sequence[torch.Tensor] | None
 ) -> tuple[list[torch.Tensor], Plan | None]:
-    """Run a group as ``run_plain``; return the plan, too, if a call like this one can go by it without another look."""
-    inputs = read_scalars(spec, inputs)
+    """Run a group as ``_run_plain``; return the plan, too, if a call like it can go by it without another look."""
+    inputs = _read_scalars(spec, inputs)
     described = tuple(describe(item, reads_address=True) for item in inputs)
     described_out = tuple(describe(item, reads_address=True) for item in out or ())
-    plan = _find_plan(spec, described, described_out, lambda make: make_tuned(make, lambda: run_plain(spec, inputs)))
+    plan = _find_plan(spec, described, described_out, lambda make: make_tuned(make, lambda: _run_plain(spec, inputs)))
     if plan.fallback_reason:
         if plan.obstacle < 0:
             made = plan.eager.run(inputs) if plan.eager is not None and out is None else None
@@ -100,10 +98,10 @@ def run_planned(
     if out is not None:
         is_resized, is_direct = check_out(plan.outputs, out, inputs, names_of(spec.group))
         if not is_direct or not _writes_after_reading(plan, out, inputs):
-            return finish_out(out, run_plain(spec, inputs), names_of(spec.group)), None
+            return finish_out(out, _run_plain(spec, inputs), names_of(spec.group)), None
         if is_resized:
             # Strides are other ones than those planned for.
-            return run_plain(spec, inputs, out), None
+            return _run_plain(spec, inputs, out), None
     written = plan.allocate(out)
     try:
         for step in plan.steps:
@@ -226,7 +224,7 @@ def _restore(item: KeptPlan) -> bool:
     return False
 
 
-def read_scalars(spec: KernelSpec, inputs: list[Any]) -> list[Any]:
+def _read_scalars(spec: KernelSpec, inputs: list[Any]) -> list[Any]:
     """Return a group's inputs with a number in place of each tensor that a reduction takes as a scalar.
 
     Graphs hold such a tensor for a number that was not known when they were traced.
@@ -241,7 +239,7 @@ _launchers: dict[int, Replayer] = {}
 
 
 def _replay(spec: KernelSpec, inputs: list[Any]) -> list[torch.Tensor]:
-    # As ``run_plain``, for one part of a call that comes again with the others.
+    # As ``_run_plain``, for one part of a call that comes again with the others.
     launcher = _launchers.get(spec.key) or _launchers.setdefault(spec.key, Replayer((), ()))
     arguments = tuple(inputs)
     replayed = launcher.launch(arguments, None, None)

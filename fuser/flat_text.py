@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-__all__ = ["CALLED", "GIVEN", "as_function", "write_flat"]
+__all__ = ["CALLED", "as_function", "write_flat"]
 
 # With what the global names of a text begin: of what it calls, and of what it gives to that or returns. An operator may
 # be both, as that of an effect is.

@@ -23,7 +23,6 @@ __all__ = [
     "launch_lists",
     "launch_shape",
     "pack_geometry",
-    "step_counts",
     "workspace_bytes",
 ]
 
@@ -74,7 +73,7 @@ def launch_shape(source: KernelSource, space: IterationSpace) -> Launch:
             follows=tuning.follows,
             asks=tuning.cluster > MAX_CLUSTER,
         )
-    counts = step_counts(source, space.sizes)
+    counts = _step_counts(source, space.sizes)
     if tuning.is_stacked:
         return Launch(grid=-(-counts[0] * -(-counts[1] // tuning.unroll) // tuning.block), block=tuning.block)
     steps = prod(counts)
@@ -138,7 +137,7 @@ def workspace_bytes(source: KernelSource, sizes: Sequence[int]) -> int:
     return per_tile * _row_blocks(source, sizes) // pieces
 
 
-def step_counts(source: KernelSource, sizes: Sequence[int]) -> tuple[int, ...]:
+def _step_counts(source: KernelSource, sizes: Sequence[int]) -> tuple[int, ...]:
     """Return along each dimension how many vectors there are; for a kernel with tiles, how many tiles."""
     tile = source.tuning.tile
     lengths = (tile, tile) if tile else (source.vector,)
@@ -147,7 +146,7 @@ def step_counts(source: KernelSource, sizes: Sequence[int]) -> tuple[int, ...]:
 
 def pack_geometry(source: KernelSource, space: IterationSpace) -> tuple[int, ...]:
     """Return the values of the struct's geometry fields, in their order: each is 8 bytes."""
-    counts = step_counts(source, space.sizes) if source.rows is None else _numbered(source.rows.order, space.sizes)
+    counts = _step_counts(source, space.sizes) if source.rows is None else _numbered(source.rows.order, space.sizes)
     fields = {
         "size": space.sizes,
         "count": counts,

@@ -15,7 +15,7 @@ from fuser.outputs import unusual_kind
 from fuser.sections import cut_around, cut_by_device
 from fuser.tensor_desc import describe, value_layouts
 
-__all__ = ["Parts", "cut_around_obstacle", "needs_devices", "run_around", "run_by_device"]
+__all__ = ["cut_around_obstacle", "needs_devices", "run_around", "run_by_device"]
 
 # What makes a call of one of the groups that a group is cut into.
 RunPart: TypeAlias = Callable[[KernelSpec, list[Any]], Sequence[torch.Tensor]]

@@ -25,7 +25,6 @@ __all__ = [
     "LIBRARY",
     "call_operator",
     "has_dispatch_mode",
-    "has_torch_dispatch",
     "merge_inputs",
     "needs_operator",
     "replay_operator",
@@ -155,7 +154,7 @@ def merge_inputs(kinds: str, tensors: Sequence[Any], ints: Sequence[Any], floats
     return [complex(read(next(rest)), read(next(rest))) if kind == "c" else read(kind) for kind in rest]
 
 
-def has_torch_dispatch(item: torch.Tensor) -> bool:
+def _has_torch_dispatch(item: torch.Tensor) -> bool:
     """Whether a tensor is of a subclass that sees operators."""
     kind = type(item)
     if kind in (torch.Tensor, torch.nn.Parameter):
@@ -171,7 +170,7 @@ def has_dispatch_mode() -> bool:
 def needs_operator(items: Sequence[Any]) -> bool:
     """Whether a dispatch mode or a tensor subclass is to see a call of these as one operator."""
     return (has_dispatch_mode() and not _only_looks_for_aliases()) or any(
-        isinstance(item, torch.Tensor) and has_torch_dispatch(item) for item in items
+        isinstance(item, torch.Tensor) and _has_torch_dispatch(item) for item in items
     )
 
 

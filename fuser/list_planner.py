@@ -31,7 +31,7 @@ from fuser.record import NUMBER_TYPES, TENSOR_TYPES, Recorded
 from fuser.route import Route, find_route, is_transformed
 from fuser.tensor_desc import TensorDesc, describe
 
-__all__ = ["TUNINGS", "launch_lists"]
+__all__ = ["launch_lists"]
 
 # The first driver whose launches take MAX_LONE_ARGUMENT_BYTES.
 LARGE_ARGUMENTS_DRIVER = 12010

@@ -26,7 +26,6 @@ __all__ = [
     "lies_across",
     "moving_widths",
     "reduction_levels",
-    "row_dims",
     "written_last",
 ]
 
@@ -66,7 +65,7 @@ def find_row_shape(group: FusionGroup, layouts: Sequence[ValueLayout]) -> RowSha
         for item in group.applications
         if item.function.reduction
         for shape in [broadcast_shapes([layouts[value].shape for value in item.tensors])]
-        for dims in [row_dims(item.function.reduction, len(shape))]
+        for dims in [_row_dims(item.function.reduction, len(shape))]
     ] or [(layouts[group.outputs[0]].shape, (), False)]
     shape, dims, scans = found[0]
     if any(item != found[0] for item in found):
@@ -85,7 +84,7 @@ def find_row_shape(group: FusionGroup, layouts: Sequence[ValueLayout]) -> RowSha
     return RowShape(shape, dims, is_row, axes, scans)
 
 
-def row_dims(reduction: Reduction, rank: int) -> tuple[int, ...]:
+def _row_dims(reduction: Reduction, rank: int) -> tuple[int, ...]:
     """Return the dimensions of a shape along which a kernel that makes a reduction has its rows."""
     dims = reduction.normalize_dims(rank)
     return tuple(dim for dim in range(rank) if dim not in dims) if reduction.pieces else dims

@@ -38,7 +38,7 @@ from fuser.cxx.nodes import (
 from fuser.cxx.preprocess import Place
 from fuser.cxx.statements import Declarator, DoWhile, For, Program, RangeFor, While
 
-__all__ = ["Conditions", "Fact", "mentioned"]
+__all__ = ["Conditions", "mentioned"]
 
 # A condition, and whether it holds.
 Fact = tuple[Expression, bool]

@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 __all__ = [
-    "QUALIFIERS", "MappedText", "Place", "Preprocessed", "Problem", "Token", "preprocess", "tokenize", "words_of",
+    "MappedText", "Place", "Preprocessed", "Problem", "Token", "preprocess", "tokenize", "words_of",
 ]  # fmt: skip
 
 # Line and column, from 1.

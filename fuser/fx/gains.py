@@ -17,7 +17,7 @@ from fuser.fx.nodes import COPIES, GraphReading, is_copy
 from fuser.ops import REDUCTIONS, OpCall, find_numerics, is_first_power
 from fuser.tensor_desc import TensorDesc
 
-__all__ = ["count_bytes", "crosses_rows", "gains_nothing", "is_laid_out_anew", "is_small"]
+__all__ = ["count_bytes", "crosses_rows", "gains_nothing", "is_small"]
 
 # Elements of a tensor that are computed while a kernel is launched.
 SMALL = 1 << 16
@@ -42,7 +42,7 @@ def gains_nothing(group: Sequence[fx.Node], reading: GraphReading) -> bool:
     moving = [(node, call) for node, call in zip(group, every, strict=True) if call is None or not call.is_view]
     if all(call is not None and call.function.op == "take" for _, call in moving):
         return not moving or not all(call and _takes_short_rows(node, call) for node, call in moving)
-    if len(moving) > 1 or any(is_laid_out_anew(node, call) or _is_roll(node, call) for node, call in moving):
+    if len(moving) > 1 or any(_is_laid_out_anew(node, call) or _is_roll(node, call) for node, call in moving):
         return False
     return all(is_copy(call) or (call is not None and is_first_power(call.function)) for call in calls)
 
@@ -80,7 +80,7 @@ def _is_slow(call: OpCall) -> bool:
     return find_numerics() == "fast" or (call.function.op == "sum" and rows >= MANY)
 
 
-def is_laid_out_anew(node: fx.Node, call: OpCall | None) -> bool:
+def _is_laid_out_anew(node: fx.Node, call: OpCall | None) -> bool:
     """Whether a node copies a tensor on a GPU to another layout, or pads it."""
     values: list[Any] = [item.meta.get("val") for item in (node, *node.all_input_nodes)]
     is_known = all(isinstance(value, torch.Tensor) and value.is_cuda for value in values)
@@ -97,7 +97,7 @@ def _is_roll(node: fx.Node, call: OpCall | None) -> bool:
 
 def crosses_rows(node: fx.Node, call: OpCall | None) -> bool:
     """Whether a copy to another layout has other rows: what reads them beside a reduction would read across memory."""
-    if not is_laid_out_anew(node, call):
+    if not _is_laid_out_anew(node, call):
         return False
     values = [item.meta["val"] for item in (node, *node.all_input_nodes)]
     # As above.

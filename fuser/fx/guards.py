@@ -23,7 +23,7 @@ from fuser.errors import TracingError
 from fuser.fx.symbols import is_symbol
 from fuser.ops import has_global_hooks
 
-__all__ = ["CachedFunction", "Guards", "find_guards", "find_modes", "is_same"]
+__all__ = ["CachedFunction", "Guards", "find_guards", "find_modes"]
 
 
 def find_modes(_: Any = None) -> tuple[Any, ...]:
@@ -96,15 +96,15 @@ class Guards:
         """Whether all values are what they were. Part of every call: a read costs some 30 ns."""
         try:
             for held, key, value in self.reads:
-                if held[key] is not value and not is_same(held[key], value):
+                if held[key] is not value and not _is_same(held[key], value):
                     return False
             for subject, name, value in self.attributes:
                 now = getattr(subject, name)
-                if now is not value and not is_same(now, value):
+                if now is not value and not _is_same(now, value):
                     return False
             for question, subject, answer in self.asked:
                 now = question(subject)
-                if now is not answer and not is_same(now, answer):
+                if now is not answer and not _is_same(now, answer):
                     return False
         except (ValueError, LookupError, AttributeError):
             # A name that is gone, an empty cell, a shorter list, a slot without a value.
@@ -118,7 +118,7 @@ class Guards:
         """
 
         def find(now: Any, before: Any) -> Any:
-            return now if is_same(now, before) else before
+            return now if _is_same(now, before) else before
 
         named = [
             (held, key, find(held.get(key), value))
@@ -136,7 +136,7 @@ class Guards:
 
     def find_changed(self) -> str:
         """Return the first key whose value is another one now; empty if it has no name."""
-        return next((str(key) for held, key, value in self.reads if not is_same(held.get(key), value)), "")
+        return next((str(key) for held, key, value in self.reads if not _is_same(held.get(key), value)), "")
 
     def find_added(self) -> bool:
         """Whether something holds more than it did, which no later call needs to look at."""
@@ -164,7 +164,7 @@ class Guards:
         return found
 
 
-def is_same(now: Any, before: Any) -> bool:
+def _is_same(now: Any, before: Any) -> bool:
     """Whether a value is one that tracing cannot tell from another: the same object, or an equal plain value."""
     if now is before:
         return True
@@ -175,7 +175,7 @@ def is_same(now: Any, before: Any) -> bool:
         return repr(now) == repr(before)
     if type(now) in (tuple, frozenset, torch.Size):
         return len(now) == len(before) and (
-            all(map(is_same, now, before)) if type(now) is not frozenset else bool(now == before)
+            all(map(_is_same, now, before)) if type(now) is not frozenset else bool(now == before)
         )
     return type(now) in (torch.device, torch.dtype) and bool(now == before)
 

@@ -12,7 +12,6 @@ from fuser.ops.arrangements import (
     lay_out,
     put_function,
     read_function,
-    seen_through,
     sum_function,
 )
 from fuser.ops.binding import (
@@ -42,7 +41,6 @@ from fuser.ops.calls import (
 )
 from fuser.ops.composites import (
     COMPOSITES,
-    Composite,
     bind_inputs,
     call_composite,
     check_dtypes,
@@ -55,10 +53,10 @@ from fuser.ops.composites import (
 )
 from fuser.ops.elementary import is_first_power, of_lists
 from fuser.ops.index import eager_index, index_function
-from fuser.ops.reductions import REDUCTIONS, ReductionOp, reduction_function
+from fuser.ops.reductions import REDUCTIONS, reduction_function
 from fuser.ops.sizes import call_of_sizes, look_at_sizes
 from fuser.ops.softmax import ONE_WALK, SHARED_WALK
-from fuser.ops.table import OPS, WIDE_UNDER_AUTOCAST, Op, cast_function, convert_function, dtype_kind
+from fuser.ops.table import OPS, WIDE_UNDER_AUTOCAST, cast_function, convert_function, dtype_kind
 from fuser.ops.views import eager_view, view_function
 
 __all__ = [
@@ -72,11 +70,8 @@ __all__ = [
     "REDUCTIONS",
     "SHARED_WALK",
     "WIDE_UNDER_AUTOCAST",
-    "Composite",
     "Known",
-    "Op",
     "OpCall",
-    "ReductionOp",
     "arrange",
     "bind_for",
     "bind_function",
@@ -118,7 +113,6 @@ __all__ = [
     "put_function",
     "read_function",
     "reduction_function",
-    "seen_through",
     "sum_function",
     "view_function",
 ]

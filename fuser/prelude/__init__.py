@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-__all__ = ["PreludeBlock", "emit_selected", "load_blocks", "offered_names", "select_blocks"]
+__all__ = ["PreludeBlock", "emit_selected", "load_blocks", "offered_names"]
 
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 _COMMENT = re.compile(r"//[^\n]*")
@@ -100,7 +100,7 @@ def _offer(
     return candidates, named
 
 
-def select_blocks(
+def _select_blocks(
     blocks: tuple[PreludeBlock, ...], names: frozenset[str], features: frozenset[str]
 ) -> tuple[tuple[PreludeBlock, ...], frozenset[str]]:
     """Choose what `names` need, directly or through another block's text.
@@ -127,7 +127,7 @@ def emit_selected(blocks: tuple[PreludeBlock, ...], names: frozenset[str], featu
     """
     if "complex" in names:
         features |= {"complex"}
-    chosen, used = select_blocks(blocks, names, features)
+    chosen, used = _select_blocks(blocks, names, features)
     real = [block for block in chosen if "complex" not in block.features]
     std_names = sorted({name for block in real for name in block.names if name in used and _is_in_std(name)})
     parts = [f"#define FUSER_E4M3FN_OVERFLOW {_e4m3fn_overflow()}"] if "float8" in features else []

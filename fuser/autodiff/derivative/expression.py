@@ -14,7 +14,7 @@ import torch
 
 from fuser.autodiff.derivative.operations import Number, count_static, fold, result_dtype, typed_number
 
-__all__ = ["REWRITES", "Builder", "Expr", "Operand", "topological"]
+__all__ = ["REWRITES", "Builder", "Expr", "topological"]
 
 Place = tuple[int, int] | None
 

@@ -24,12 +24,8 @@ from fuser.errors import DataDependentError, NotDifferentiableError
 
 __all__ = [
     "Derived",
-    "ReadFunctor",
     "forward_functor",
-    "forward_source",
-    "load_source",
     "reverse_functor",
-    "reverse_source",
 ]
 
 Argument = tuple[str, int]
@@ -51,7 +47,7 @@ class Derived:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadFunctor:
+class _ReadFunctor:
     """A functor as expressions of its parameters."""
 
     name: str
@@ -100,7 +96,7 @@ def reverse_functor(
         UntranslatableError: the text cannot be translated.
     """
     with _disable_current_modes():
-        return reverse_source(load_source(functor, compute, types, op), wanted, outputs)
+        return _reverse_source(_load_source(functor, compute, types, op), wanted, outputs)
 
 
 @lru_cache(maxsize=4096)
@@ -127,12 +123,12 @@ def forward_functor(
         As ``reverse_functor``.
     """
     with _disable_current_modes():
-        return forward_source(load_source(functor, compute, types, op), given)
+        return _forward_source(_load_source(functor, compute, types, op), given)
 
 
-def load_source(
+def _load_source(
     functor: Functor, compute: torch.dtype, types: tuple[torch.dtype, ...], op: str | None = None
-) -> ReadFunctor:
+) -> _ReadFunctor:
     """Translate a functor into expressions.
 
     Raises:
@@ -151,17 +147,17 @@ def load_source(
 
 def _source_of_op(
     form: Callable[..., Expr], functor: Functor, compute: torch.dtype, types: tuple[torch.dtype, ...]
-) -> ReadFunctor:
+) -> _ReadFunctor:
     builder = Builder()
     inputs = [builder.input(item.name, dtype) for item, dtype in zip(functor.inputs, types, strict=True)]
     return _source(functor, compute, inputs, [form(*inputs)])
 
 
-def _source(functor: Functor, compute: torch.dtype, inputs: Sequence[Expr], values: Sequence[Expr]) -> ReadFunctor:
+def _source(functor: Functor, compute: torch.dtype, inputs: Sequence[Expr], values: Sequence[Expr]) -> _ReadFunctor:
     values, inputs = _as_declared(values, inputs, {item.name for item in functor.scalars})
     names = [item.name for item in functor.outputs] or ["out"]
     outputs = [value.to(compute) if is_continuous(value.dtype) else value for value in values]
-    return ReadFunctor(
+    return _ReadFunctor(
         name=functor.entry,
         template=functor.template_parameters[0],
         compute=compute,
@@ -171,7 +167,7 @@ def _source(functor: Functor, compute: torch.dtype, inputs: Sequence[Expr], valu
     )
 
 
-def reverse_source(source: ReadFunctor, wanted: Sequence[int], outputs: Sequence[int]) -> Derived:
+def _reverse_source(source: _ReadFunctor, wanted: Sequence[int], outputs: Sequence[int]) -> Derived:
     """As ``reverse_functor``, for a functor that is expressions already."""
     if not outputs:
         return Derived(None, (), (None,) * len(wanted), ())
@@ -190,7 +186,7 @@ def reverse_source(source: ReadFunctor, wanted: Sequence[int], outputs: Sequence
     return _build(source, f"{source.name}_backward", given, results)
 
 
-def forward_source(source: ReadFunctor, given: Sequence[int]) -> Derived:
+def _forward_source(source: _ReadFunctor, given: Sequence[int]) -> Derived:
     """As ``forward_functor``, for a functor that is expressions already."""
     _check_outputs(source, source.outputs)
     names = _names(source)
@@ -207,7 +203,7 @@ def forward_source(source: ReadFunctor, given: Sequence[int]) -> Derived:
 
 
 def _build(
-    source: ReadFunctor, entry: str, given: Sequence[Expr], results: Sequence[tuple[str, Expr | None]]
+    source: _ReadFunctor, entry: str, given: Sequence[Expr], results: Sequence[tuple[str, Expr | None]]
 ) -> Derived:
     kept = [(slot, name, value) for slot, (name, value) in enumerate(results) if value is not None]
     values = simplify([_as_result(value, source.compute) for _, _, value in kept])
@@ -268,18 +264,18 @@ def _as_declared(
     return builder.copy(values, instead), [builder.leaf(declared(item)) for item in inputs]
 
 
-def _names(source: ReadFunctor) -> Names:
+def _names(source: _ReadFunctor) -> Names:
     return Names([source.template, *(item.name for item in source.parameters)])
 
 
-def _check_outputs(source: ReadFunctor, outputs: Sequence[tuple[str, Expr]]) -> None:
+def _check_outputs(source: _ReadFunctor, outputs: Sequence[tuple[str, Expr]]) -> None:
     if not any(is_continuous(value.dtype) for _, value in outputs):
         dtype = str(outputs[0][1].dtype).removeprefix("torch.")
         raise NotDifferentiableError(f"its result is {dtype}", outputs[0][1].place, source.name)
 
 
 @contextmanager
-def _naming(source: ReadFunctor) -> Iterator[None]:
+def _naming(source: _ReadFunctor) -> Iterator[None]:
     # Rules know no functor.
     try:
         yield

@@ -15,7 +15,6 @@ from fuser.eager.math.functions import NamedFunction
 
 __all__ = [
     "BOOLEAN",
-    "COMPARISONS",
     "Number",
     "apply",
     "count_static",

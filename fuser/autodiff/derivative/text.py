@@ -15,7 +15,7 @@ from fuser.autodiff.derivative.operations import Number
 from fuser.eager.data import round_to
 from fuser.errors import NotDifferentiableError
 
-__all__ = ["Names", "cpp_type", "emit_functor"]
+__all__ = ["Names", "emit_functor"]
 
 _TYPES = {
     torch.bool: "bool",
@@ -106,7 +106,7 @@ class Names:
         return name in self._taken
 
 
-def cpp_type(dtype: torch.dtype, compute: torch.dtype, template: str) -> str:
+def _cpp_type(dtype: torch.dtype, compute: torch.dtype, template: str) -> str:
     """Return the C++ name of a type; that of the compute dtype is the template parameter's."""
     return template if dtype is compute else _TYPES[dtype]
 
@@ -187,7 +187,7 @@ class _TextWriter:
         self._helpers: dict[str, str] = {}
 
     def type(self, dtype: torch.dtype) -> str:
-        return cpp_type(dtype, self._compute, self._template)
+        return _cpp_type(dtype, self._compute, self._template)
 
     def helpers(self) -> str:
         return "".join(text + "\n" for text in self._helpers.values())

@@ -15,7 +15,6 @@ from fuser.eager.values import binary, both, either, negate, select, unary
 
 __all__ = [
     "Formula",
-    "Operand",
     "Term",
     "anchored",
     "apply",
