@@ -85,24 +85,7 @@ def build_arg_spec(
         walk, rows = _walk_rows(group, inputs, operands, counters, values, device_type, order)
         inner = [min(operand[rows.inner], 2) for operand in walk.space.strides]
     else:
-        walked = [*operands, *counters]
-        if group.reshapes:
-            strides = _find_rows(group, inputs, walked, values)[1]
-        else:
-            strides = [broadcast_strides(item.shape, item.strides, outputs[0].shape) for item in walked]
-        space = _loop_nest(outputs[0].shape, strides)
-        repeated: frozenset[int] = frozenset()
-        if device_type == "cuda":
-            space, repeated = _lengthen_rows(space, operands, len(outputs))
-        inner = [3 if slot in repeated else own for slot, own in enumerate(_inner_classes(space, device_type))]
-        # What repeats is read element by element.
-        read = [
-            item._replace(is_aligned=item.is_aligned and slot not in repeated) for slot, item in enumerate(operands)
-        ]
-        rounds = rounds_between(group, is_strict=group.is_strict)
-        walk = _walk(space, read, len(outputs), device_type, repeated, rounds=rounds)
-        if group.adds_up and not walk.tuning.tile:
-            walk = walk_singly(walk)
+        walk, inner = _walk_elements(group, inputs, operands, counters, values, device_type)
     space = walk.space
     offsets = tuple(item.offset for item in (*operands, *counters))
     has_offsets = any(offsets)
@@ -143,6 +126,35 @@ def build_arg_spec(
 def rounds_between(group: FusionGroup, *, is_strict: bool) -> bool:
     """Whether a kernel rounds values on their way from one functor to the next."""
     return is_strict and len(group.applications) > 1
+
+
+def _walk_elements(
+    group: FusionGroup,
+    inputs: Sequence[DescribedValue],
+    operands: Sequence[TensorDesc],
+    counters: Sequence[TensorDesc],
+    values: Sequence[int],
+    device_type: str,
+) -> tuple[Walk, list[int]]:
+    # Of a kernel without reductions, and the class of each operand's and counter's inner stride.
+    count = len(group.outputs)
+    walked = [*operands, *counters]
+    if group.reshapes:
+        strides = _find_rows(group, inputs, walked, values)[1]
+    else:
+        strides = [broadcast_strides(item.shape, item.strides, operands[0].shape) for item in walked]
+    space = _loop_nest(operands[0].shape, strides)
+    repeated: frozenset[int] = frozenset()
+    if device_type == "cuda":
+        space, repeated = _lengthen_rows(space, operands, count)
+    inner = [3 if slot in repeated else own for slot, own in enumerate(_inner_classes(space, device_type))]
+    # What repeats is read element by element.
+    read = [item._replace(is_aligned=item.is_aligned and slot not in repeated) for slot, item in enumerate(operands)]
+    rounds = rounds_between(group, is_strict=group.is_strict)
+    walk = _walk(space, read, count, device_type, repeated, rounds=rounds)
+    if group.adds_up and not walk.tuning.tile:
+        walk = walk_singly(walk)
+    return walk, inner
 
 
 def _describe_counters(group: FusionGroup, inputs: Sequence[DescribedValue]) -> list[TensorDesc]:

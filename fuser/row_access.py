@@ -142,25 +142,20 @@ def plan_row_walk(
     counted = {} if pieces else counted_widths(space, len(itemsizes), inner)
     widths |= {slot: width for slot, width in counted.items() if values[slot] not in taken}
     wide = [itemsizes[slot] for slot in moving if not is_row[slot]] or [itemsizes[slot] for slot in moving]
-    vector = VECTOR_BYTES // max(wide, default=VECTOR_BYTES)
+    widest = max(wide, default=VECTOR_BYTES)
+    vector = VECTOR_BYTES // widest
     if any(space.strides[slot][inner] > 1 for slot in moving if not is_row[slot]):
         vector = min(vector, GATHER_VECTOR)
     vector = min(vector, power_above(space.sizes[inner]))
-    may_share, accumulators = has_one_pass(group, rows), count_accumulators(group)
+    may_share = has_one_pass(group, rows)
     if rows.is_across:
         read_bytes = sum(itemsizes[slot] for slot in moving if slot >= len(group.outputs) and not is_row[slot])
-        vector, tuning = _across(space, rows, vector, accumulators, read_bytes, may_share=may_share)
+        vector, tuning = _across(space, rows, vector, count_accumulators(group), read_bytes, may_share=may_share)
     else:
-        # A short row of whole vectors is worth shorter ones.
-        length, half = prod(space.sizes[: rows.reduced]), vector // 2
-        if length <= EVEN_ROW and length % vector and half and length % half == 0 and half * max(wide) >= 8:
-            vector = half
-        if length <= ODD_ROW and length % 2 and not (pieces or may_share):
-            # To put vectors together takes longer than to read what few threads share.
-            vector = 1
-        # A vector's elements lie beside each other.
-        while rows.reduced > 1 and space.sizes[0] % vector:
-            vector //= 2
+        vector = _vector_along(space, rows, vector, widest, stays_wide=bool(pieces) or may_share)
+        for slot in pieces:
+            length = prod(space.sizes[: rows.reduced])
+            widths[slot] = dense_width((*space.strides[slot], length), inner, itemsizes[slot], aligned[slot])
         # What every row has of its own, and is read.
         outer = [any(space.strides[slot][rows.reduced :]) or prod(space.sizes[rows.reduced :]) == 1 for slot in moving]
         own = [slot for slot, is_own in zip(moving, outer, strict=True) if slot >= len(group.outputs) and is_own]
@@ -168,20 +163,7 @@ def plan_row_walk(
         # A kernel that holds its rows holds all that it reads again.
         held_bytes = sum(itemsizes[slot] for slot in moving if slot >= len(group.outputs))
         limits = limits._replace(shared_bytes=limits.shared_bytes * read_bytes // max(held_bytes, 1))
-        if _only_picks(group, rows):
-            tuning = Tuning(block=PICKERS, team=1, is_resident=True)
-        elif pieces:
-            length = prod(space.sizes[: rows.reduced])
-            tuning = _persistent(length, vector)
-            for slot in pieces:
-                widths[slot] = dense_width((*space.strides[slot], length), inner, itemsizes[slot], aligned[slot])
-        elif any(reduction.order == "powers" for reduction in _reductions(group)):
-            tuning = _streaming(vector, POWERS_BLOCK, POWERS_UNROLL)
-        else:
-            combines = not all(reduction.order == "pick" for reduction in _reductions(group))
-            tuning = _along(
-                space, rows, vector, accumulators, read_bytes, limits, may_share=may_share, combines=combines
-            )
+        tuning = _tune_along(group, space, rows, vector, read_bytes, limits)
         chunk = tuning.team * tuning.unroll * vector
         multiple = _multiple(prod(space.sizes[: rows.reduced]), vector, tuning)
         is_straight = rows.reduced > 1 and multiple == chunk * tuning.sharers and space.sizes[0] % chunk == 0
@@ -220,6 +202,36 @@ def _most_unroll(vector: int, bytes_per_element: int) -> int:
     # Vectors of a thread: what there is per element between passes takes registers, too.
     most = power_below(KEPT_BYTES // max(vector * bytes_per_element, 1))
     return min(most, max(KEPT_ELEMENTS // vector, 1), ODD_UNROLL if vector == 1 else MAX_UNROLL)
+
+
+def _vector_along(space: IterationSpace, rows: RowSpec, vector: int, itemsize: int, *, stays_wide: bool) -> int:
+    # How many elements of a row lie side by side; ``itemsize``: the largest.
+    length, half = prod(space.sizes[: rows.reduced]), vector // 2
+    # A short row of whole vectors is worth shorter ones.
+    if length <= EVEN_ROW and length % vector and half and length % half == 0 and half * itemsize >= 8:
+        vector = half
+    if length <= ODD_ROW and length % 2 and not stays_wide:
+        # To put vectors together takes longer than to read what few threads share.
+        vector = 1
+    # A vector's elements lie beside each other.
+    while rows.reduced > 1 and space.sizes[0] % vector:
+        vector //= 2
+    return vector
+
+
+def _tune_along(
+    group: FusionGroup, space: IterationSpace, rows: RowSpec, vector: int, bytes_per_element: int, limits: RowLimits
+) -> Tuning:
+    reductions = _reductions(group)
+    if _only_picks(group, rows):
+        return Tuning(block=PICKERS, team=1, is_resident=True)
+    if any(reduction.pieces for reduction in reductions):
+        return _persistent(prod(space.sizes[: rows.reduced]), vector)
+    if any(reduction.order == "powers" for reduction in reductions):
+        return _streaming(vector, POWERS_BLOCK, POWERS_UNROLL)
+    may_share, accumulators = has_one_pass(group, rows), count_accumulators(group)
+    combines = not all(reduction.order == "pick" for reduction in reductions)
+    return _along(space, rows, vector, accumulators, bytes_per_element, limits, may_share=may_share, combines=combines)
 
 
 def _multiple(length: int, vector: int, tuning: Tuning) -> int:
@@ -261,14 +273,7 @@ def _along(
     most = min(most, 4) if is_light else most
     steps = -(-length // vector)
     if steps <= WARP * most:
-        # What there is to do for a row is shared by few threads, if it is not one vector of each.
-        is_shared = WARP // 4 < steps <= WARP or (vector == 1 and length <= SHORT_ROW)
-        unroll = max(min(most, 4, SHORT_BYTES // max(vector * bytes_per_element, 1)), 1) if is_shared else 1
-        while unroll * unroll > power_above(steps):
-            # As many threads as each has vectors: one for the sum of each.
-            unroll //= 2
-        team = min(power_above(-(-steps // unroll)), WARP)
-        return Tuning(block=256, unroll=power_above(-(-steps // team)), team=team, is_resident=True)
+        return _short(length, vector, bytes_per_element, most)
     if not combines:
         # Nobody waits for others: a row's elements come one after another.
         unroll = min(most, STREAMING_UNROLL)
@@ -300,16 +305,34 @@ def _along(
                 return Tuning(block=share, unroll=most, team=share, is_resident=True, cluster=blocks)
         if team <= MAX_BLOCK and not is_long:
             return alone
+    held = None if may_share or vector < GATHER_VECTOR else _held(length, vector, bytes_per_element, limits)
+    if held is not None:
+        return held
+    if is_stretched:
+        return _stretched(length, vector, bytes_per_element, limits)
+    return _streaming(vector, MAX_BLOCK // 2, 4)
+
+
+def _short(length: int, vector: int, bytes_per_element: int, most: int) -> Tuning:
+    # What there is to do for a row is shared by few threads, of at most so many vectors, if it is not one of each.
+    steps = -(-length // vector)
+    is_shared = WARP // 4 < steps <= WARP or (vector == 1 and length <= SHORT_ROW)
+    unroll = max(min(most, 4, SHORT_BYTES // max(vector * bytes_per_element, 1)), 1) if is_shared else 1
+    while unroll * unroll > power_above(steps):
+        # As many threads as each has vectors: one for the sum of each.
+        unroll //= 2
+    team = min(power_above(-(-steps // unroll)), WARP)
+    return Tuning(block=256, unroll=power_above(-(-steps // team)), team=team, is_resident=True)
+
+
+def _held(length: int, vector: int, bytes_per_element: int, limits: RowLimits) -> Tuning | None:
     # Chunks are whole batches. A row that takes more than half of a processor's shared memory has all its threads.
     for team in (MAX_BLOCK // 2, MAX_BLOCK):
         unroll = max(BATCH // (team * vector), 4 * (MAX_BLOCK // 2) // team)
         chunk = team * vector * unroll
-        held_bytes = -(-length // chunk) * chunk * bytes_per_element
-        if not may_share and vector >= GATHER_VECTOR and held_bytes <= limits.shared_bytes * team // MAX_BLOCK:
+        if -(-length // chunk) * chunk * bytes_per_element <= limits.shared_bytes * team // MAX_BLOCK:
             return Tuning(block=team, unroll=unroll, team=team, is_held=True)
-    if is_stretched:
-        return _stretched(length, vector, bytes_per_element, limits)
-    return _streaming(vector, MAX_BLOCK // 2, 4)
+    return None
 
 
 def _stretched(length: int, vector: int, bytes_per_element: int, limits: RowLimits) -> Tuning:
