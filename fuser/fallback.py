@@ -132,19 +132,7 @@ def call_derived(function: Function, tensors: Sequence[Any], scalars: dict[str, 
     for parameter, item in bound:
         if not fits_in_word(item):
             raise range_error(f"{function.name}: {parameter.name or 'a parameter without a name'}", item)
-    arguments: list[Any] = []
-    types: list[torch.dtype] = []
-    rest = list(tensors)
-    for parameter in function.functor.parameters:
-        if parameter.role is Role.SCALAR:
-            number = scalars[parameter.name]
-            types.append(scalar_dtype(number))
-            arguments.append(number.to(types[-1]) if isinstance(number, torch.Tensor) else number)
-        elif parameter.role is Role.TENSOR and rest:
-            item = rest.pop(0)
-            is_promoted = parameter.name not in function.unpromoted
-            types.append(compute if is_promoted else dtype_info(_operand(item, default)[0]).compute_dtype)
-            arguments.append(cast(item, types[-1]))
+    arguments, types = _convert_arguments(function, tensors, scalars, compute, default)
     given = [item for item in tensors if isinstance(item, torch.Tensor)]
     needs_grad = torch.is_grad_enabled() and any(
         isinstance(item, torch.Tensor) and item.requires_grad for item in arguments
@@ -181,6 +169,28 @@ def call_derived(function: Function, tensors: Sequence[Any], scalars: dict[str, 
         is_shared = any(_share_memory(result, other) for other in (*given, *results))
         results.append(result.clone() if is_shared else result)
     return tuple(results)
+
+
+def _convert_arguments(
+    function: Function, tensors: Sequence[Any], scalars: dict[str, Any], compute: torch.dtype, default: torch.dtype
+) -> tuple[list[Any], list[torch.dtype]]:
+    # What a functor's parameters are bound to, in their order, and of which types.
+    from fuser.eager.translation import cast  # noqa: PLC0415 - as in call_derived
+
+    arguments: list[Any] = []
+    types: list[torch.dtype] = []
+    rest = list(tensors)
+    for parameter in function.functor.parameters:
+        if parameter.role is Role.SCALAR:
+            number = scalars[parameter.name]
+            types.append(scalar_dtype(number))
+            arguments.append(number.to(types[-1]) if isinstance(number, torch.Tensor) else number)
+        elif parameter.role is Role.TENSOR and rest:
+            item = rest.pop(0)
+            is_promoted = parameter.name not in function.unpromoted
+            types.append(compute if is_promoted else dtype_info(_operand(item, default)[0]).compute_dtype)
+            arguments.append(cast(item, types[-1]))
+    return arguments, types
 
 
 def eager_version(function: Function) -> Callable[..., Any]:

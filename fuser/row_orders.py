@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import torch
 
 from fuser import torch_ops as ops
+from fuser.application import Application
 from fuser.arg_spec import DescribedValue, row_limits
 from fuser.cpu.aten_orders import moments_order, sum_order
 from fuser.cuda.aten_orders import GpuSize, Layout, coalesce, find_schedule, scan_chunk
@@ -56,7 +57,6 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
             ``application`` says which one.
     """
     orders: dict[int, RowOrder | None] = {}
-    producers = group.producers()
     are_aligned = all(item.desc.is_aligned for item in values[: len(group.inputs)])
     for index, item in enumerate(group.applications):
         reduction = item.function.reduction
@@ -95,17 +95,7 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
             # Nothing is added, or any order serves.
             continue
         elif group.is_strict or reduction.order in FAST_ORDERS:
-            value, name = item.tensors[0], reduction.order
-            if name in {"softmax", "softmax_cast"}:
-                # Of what is added the order depends on what it is made of.
-                value = group.applications[producers[value]].tensors[0]
-            if name.endswith("_cast"):
-                # Of what torch converts in the same kernel, on what that converts.
-                origin = group.applications[producers[value]].tensors[0]
-                dtypes = [values[at].desc.dtype for at in (origin, value)]
-                is_whole = dtypes == [torch.float16, torch.float32] and device.type == "cuda"
-                value, name = (origin, name) if is_whole else (value, name.removesuffix("_cast"))
-            value = _converted(group, values, value)
+            value, name = _find_source(group, values, item, reduction.order, device)
             desc = values[value].desc
             source = value if value < len(group.inputs) else -1
             order = torchs_order(item.function, desc, dims, device, source, name, are_aligned=are_aligned)
@@ -125,6 +115,23 @@ def find_orders(group: FusionGroup, values: Sequence[DescribedValue], device: to
         if reason:
             raise UnsupportedError(reason, application=index, is_expected=is_expected)
     return orders
+
+
+def _find_source(
+    group: FusionGroup, values: Sequence[DescribedValue], item: Application, name: str, device: torch.device
+) -> tuple[int, str]:
+    # The value that torch's kernel reads where a reduction has an order of this name, and the name of that kernel's.
+    producers, value = group.producers(), item.tensors[0]
+    if name in {"softmax", "softmax_cast"}:
+        # Of what is added the order depends on what it is made of.
+        value = group.applications[producers[value]].tensors[0]
+    if name.endswith("_cast"):
+        # Of what torch converts in the same kernel, on what that converts.
+        origin = group.applications[producers[value]].tensors[0]
+        dtypes = [values[at].desc.dtype for at in (origin, value)]
+        is_whole = dtypes == [torch.float16, torch.float32] and device.type == "cuda"
+        value, name = (origin, name) if is_whole else (value, name.removesuffix("_cast"))
+    return _converted(group, values, value), name
 
 
 def _converted(group: FusionGroup, values: Sequence[DescribedValue], value: int) -> int:

@@ -308,13 +308,7 @@ class OrderedElements(AlongText):
             else:
                 vector = late.get(item, f"{item.name}{site.suffix}[u]")
                 known[item.variable] = f"fuser_to_compute({vector}[{'k' if item.inner else '0'}])"
-        for name in [item.name for item in step.accumulators]:
-            known |= {f"{side}{name}": f"own[{site.accumulator}].m{name}" for side in "lm"}
-        if self.tuning.is_resident and not (self.order.has_edges or self.order.schedule.pitch):
-            # A constant, once the loops are unrolled: what is divided by it is not divided then.
-            number = "u / Q * V + k" if self.threads > 1 else "(u * V + k) / A"
-            known |= {f"l{item.name}": f"{item.type}({number})" for item in step.accumulators if item.is_count}
-        known |= {f"l{item.name}": f"counted{item.name}" for item in self._counted(step)}
+        known |= self._parts_before(step, site)
         if element is step.quick:
             kind = "fuser_rough_count({})" if step.is_rough else "fuser_quick_count({}, is_exact)"
             known |= {name: kind.format(known[name]) for name in step.quick_counts}
@@ -325,20 +319,10 @@ class OrderedElements(AlongText):
                 inside.append(f"{own.type} made_{own.name} = {known[f'm{own.name}']};")
                 known |= {f"{side}{own.name}": f"made_{own.name}" for side in "lm"}
         kept = [name for name in element.writes if name[0] == "k"]
-        at = f"<U - {self.tuning.spare}, {self.tuning.block}>"
         for name in self.loop.kept:
-            vector = f"{name}{site.suffix}[u]"
-            if self._spares(name, site):
-                vector = f"own_{name}"
-                if name in kept:
-                    outside.append(f"{self._kept(name, site)} {vector};")
-                    stores.append(f"fuser_put_aside{at}({name}, spare_{name}, u, {vector});")
-                elif f"v{name[1:]}" in element.reads:
-                    outside.append(f"const auto {vector} = fuser_take_back{at}({name}, spare_{name}, u);")
-            elif name in kept and step.quick is not None:
-                # An element of a vector is set once, and here it may be computed again.
-                outside.append(f"{self._kept(name, site)} own_{name};")
-                stores.append(f"{vector} = own_{name};")
+            vector, before, after = self._vector_kept(step, element, site, name)
+            outside += before
+            stores += after
             if name not in kept:
                 known[f"v{name[1:]}"] = f"fuser_to_compute({vector}[k])"
         known |= {name: f"kept_{name}" for name in kept}
@@ -372,6 +356,33 @@ class OrderedElements(AlongText):
         if chooses:
             return [*self._find(site), *lines]
         return [*self._find(site), "if (left > 0) {", *indent(lines), "}"]
+
+    def _vector_kept(self, step: RowPass, element: RowPart, site: Site, name: str) -> tuple[str, list[str], list[str]]:
+        # A vector that stays from pass to pass, and what is to be done before its elements are computed, and after.
+        vector, own, is_written = f"{name}{site.suffix}[u]", f"own_{name}", name in element.writes
+        if self._spares(name, site):
+            at = f"<U - {self.tuning.spare}, {self.tuning.block}>"
+            if is_written:
+                put = f"fuser_put_aside{at}({name}, spare_{name}, u, {own});"
+                return own, [f"{self._kept(name, site)} {own};"], [put]
+            is_read = f"v{name[1:]}" in element.reads
+            take = f"const auto {own} = fuser_take_back{at}({name}, spare_{name}, u);"
+            return own, [take] if is_read else [], []
+        if is_written and step.quick is not None:
+            # An element of a vector is set once, and here it may be computed again.
+            return vector, [f"{self._kept(name, site)} {own};"], [f"{vector} = {own};"]
+        return vector, [], []
+
+    def _parts_before(self, step: RowPass, site: Site) -> dict[str, str]:
+        # What the accumulators of a thread, which an element is added to, have so far.
+        known = dict[str, str]()
+        for name in [item.name for item in step.accumulators]:
+            known |= {f"{side}{name}": f"own[{site.accumulator}].m{name}" for side in "lm"}
+        if self.tuning.is_resident and not (self.order.has_edges or self.order.schedule.pitch):
+            # A constant, once the loops are unrolled: what is divided by it is not divided then.
+            number = "u / Q * V + k" if self.threads > 1 else "(u * V + k) / A"
+            known |= {f"l{item.name}": f"{item.type}({number})" for item in step.accumulators if item.is_count}
+        return known | {f"l{item.name}": f"counted{item.name}" for item in self._counted(step)}
 
     def _counted(self, step: RowPass) -> list[Accumulator]:
         # The count of elements, where that of all accumulators of a thread is the same.

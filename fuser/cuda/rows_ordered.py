@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from fuser.cuda.ordered_elements import OrderedElements, unrolled
 from fuser.cuda.row_text import most_of
-from fuser.kernel_source import indent
+from fuser.kernel_source import Operand, indent
 from fuser.row_pass import RowPart, RowPass
 
 __all__ = ["MAX_REGISTERS", "PROCESSOR_REGISTERS", "REGISTERS", "OrderedAlongText"]
@@ -230,49 +230,54 @@ class OrderedAlongText(OrderedElements):
             if site is not self._main:
                 own = site.guarded(own)
             elif not self.tuning.is_resident:
-                stop = "end - head" if self.order.has_edges else "length"
-                chunk = f"{'S * F' if self.tuning.piece else 'N'} * U * V"
-                whole = replace(site, is_there="")
-                if self._has_whole_chunks:
-                    own = [*self._load_at(late, whole, declares=True), *self._compute_at(step, element, whole)]
-                elif not self.order.schedule.pitch:
-                    own = [
-                        f"if ({stop} - begin >= {chunk}) {{",
-                        *indent([*self._load_at(late, whole, declares=True), *self._compute_at(step, element, whole)]),
-                        "} else {",
-                        # The last elements of a row are few.
-                        *indent([*self._load_at(late, site, declares=True), *self._all_exactly(step, element, site)]),
-                        "}",
-                    ]
-                own = [
-                    f"for (fuser_index begin = 0; begin < {stop}; begin += {chunk}) {{",
-                    *indent(own),
-                    "}",
-                ]
+                own = self._in_rounds(step, element, late, own)
             elif late:
                 own = self._in_turns(step, element, late)
             inside += own
         lines += ["  {", *indent(inside, 2), "  }"]
         if step.accumulators:
-            shared = "nullptr"
-            if self._shares:
-                buffer = f"[{self.loop.combining.index(level) % 2}]" if self._spreads else ""
-                shared = f"reinterpret_cast<{kind}::part*>(shared{buffer}[threadIdx.x / T])"
-            if self._spreads:
-                lines += self._unite(level, step, shared)
-            elif self.is_wide:
-                how = "rise" if self.order.schedule.rises else "halve"
-                lines.append(f"  total{level} = fuser_{how}_wide<X, Y, V>(pass{level}, own, {shared});")
-            elif self.threads > 1:
-                # Where all threads have as many elements, those are constants.
-                is_alike = self._is_full and any(item.is_count for item in step.accumulators)
-                lanes = f"fuser_alike<{kind}>{{pass{level}}}" if is_alike else f"pass{level}"
-                lines.append(f"  total{level} = fuser_halve_apart<X, Y, G, M, U>(pass{level}, {lanes}, own);")
-            else:
-                lines.append(f"  own[0] = fuser_join<F>(pass{level}, own);")
-                lines.append(f"  total{level} = fuser_halve_team<X, Y, F>(pass{level}, own[0], {shared});")
-            lines.append("}")
+            lines += [*self._combine(level, step), "}"]
         return lines
+
+    def _in_rounds(self, step: RowPass, element: RowPart, late: list[Operand], own: list[str]) -> list[str]:
+        # ``own``: what a thread does with its vectors where some of them may not be there.
+        site = self._main
+        stop = "end - head" if self.order.has_edges else "length"
+        chunk = f"{'S * F' if self.tuning.piece else 'N'} * U * V"
+        whole = replace(site, is_there="")
+        if self._has_whole_chunks:
+            own = [*self._load_at(late, whole, declares=True), *self._compute_at(step, element, whole)]
+        elif not self.order.schedule.pitch:
+            own = [
+                f"if ({stop} - begin >= {chunk}) {{",
+                *indent([*self._load_at(late, whole, declares=True), *self._compute_at(step, element, whole)]),
+                "} else {",
+                # The last elements of a row are few.
+                *indent([*self._load_at(late, site, declares=True), *self._all_exactly(step, element, site)]),
+                "}",
+            ]
+        return [f"for (fuser_index begin = 0; begin < {stop}; begin += {chunk}) {{", *indent(own), "}"]
+
+    def _combine(self, level: int, step: RowPass) -> list[str]:
+        # What the threads of a row have of a pass becomes one.
+        kind, shared = f"fuser_pass{level}", "nullptr"
+        if self._shares:
+            buffer = f"[{self.loop.combining.index(level) % 2}]" if self._spreads else ""
+            shared = f"reinterpret_cast<{kind}::part*>(shared{buffer}[threadIdx.x / T])"
+        if self._spreads:
+            return self._unite(level, step, shared)
+        if self.is_wide:
+            how = "rise" if self.order.schedule.rises else "halve"
+            return [f"  total{level} = fuser_{how}_wide<X, Y, V>(pass{level}, own, {shared});"]
+        if self.threads > 1:
+            # Where all threads have as many elements, those are constants.
+            is_alike = self._is_full and any(item.is_count for item in step.accumulators)
+            lanes = f"fuser_alike<{kind}>{{pass{level}}}" if is_alike else f"pass{level}"
+            return [f"  total{level} = fuser_halve_apart<X, Y, G, M, U>(pass{level}, {lanes}, own);"]
+        return [
+            f"  own[0] = fuser_join<F>(pass{level}, own);",
+            f"  total{level} = fuser_halve_team<X, Y, F>(pass{level}, own[0], {shared});",
+        ]
 
     def _find_largest(self, step: RowPass) -> list[str]:
         name = f"own[0].m{step.accumulators[0].name}"

@@ -32,44 +32,6 @@ class OrderedAcrossText(AcrossText):
         assert step.element is not None, "it reduces something"
         tuning, kind = self.loop.tuning, "fuser_pass0::part"
         part = "space.piece(X * V)"
-        # Neighbouring threads have neighbouring slots.
-        get = f"{part}.get((static_cast<size_t>(i) * V + k) * X + x)"
-        if self._splits:
-            # Of torch's one block: what they come to are the last halves.
-            join = [
-                "#pragma unroll",
-                "for (int k = 0; k < V && y == 0; ++k) {",
-                f"  {kind} items[B];",
-                "#pragma unroll",
-                f"  for (int i = 0; i < B; ++i) items[i] = {get};",
-                "#pragma unroll",
-                "  for (int half = B / 2; half > 0; half /= 2) {",
-                "#pragma unroll",
-                "    for (int i = 0; i < half; ++i) items[i] = pass0.combine(items[i], items[i + half]);",
-                "  }",
-                "  total0[k] = items[0];",
-                "}",
-            ]
-        else:
-            join = [
-                f"constexpr int AHEAD = {AHEAD_BYTES} / sizeof({kind}[V]) + 1;",
-                "for (int begin = y; begin < B; begin += AHEAD * Y) {",
-                f"  {kind} items[AHEAD][V];",
-                "#pragma unroll",
-                "  for (int n = 0; n < AHEAD; ++n) {",
-                "    const int i = begin + n * Y;",
-                "#pragma unroll",
-                f"    for (int k = 0; k < V; ++k) items[n][k] = i < B ? {get} : pass0.identity();",
-                "  }",
-                "#pragma unroll",
-                "  for (int n = 0; n < AHEAD; ++n) {",
-                "    if (begin + n * Y >= B) continue;",
-                "#pragma unroll",
-                "    for (int k = 0; k < V; ++k) total0[k] = pass0.combine(total0[k], items[n][k]);",
-                "  }",
-                "}",
-                f"fuser_halve_stack<X, Y>(pass0, total0, reinterpret_cast<{kind}*>(shared));",
-            ]
         body = [
             "const int x = threadIdx.x % X, y = threadIdx.x / X, block = blockIdx.x % B;",
             f"const fuser_index length = {self.length}, rows = {self.product(self.kept)}, tile = blockIdx.x / B;",
@@ -86,7 +48,7 @@ class OrderedAcrossText(AcrossText):
             "  total0[k] = pass0.identity();",
             "}",
             "if (!fuser_is_last(space.head, B)) return;",
-            *join,
+            *self._combine_blocks(part, kind),
             f"fuser_share<X, Y>(total0, reinterpret_cast<{kind}*>(shared));",
             *self._row_part(last),
         ]
@@ -97,6 +59,45 @@ class OrderedAcrossText(AcrossText):
             f"U = {tuning.unroll}, B = {max(self.schedule.blocks, tuning.piece)};",
             *indent(body),
             "}",
+        ]
+
+    def _combine_blocks(self, part: str, kind: str) -> list[str]:
+        # Neighbouring threads have neighbouring slots.
+        get = f"{part}.get((static_cast<size_t>(i) * V + k) * X + x)"
+        if self._splits:
+            # Of torch's one block: what they come to are the last halves.
+            return [
+                "#pragma unroll",
+                "for (int k = 0; k < V && y == 0; ++k) {",
+                f"  {kind} items[B];",
+                "#pragma unroll",
+                f"  for (int i = 0; i < B; ++i) items[i] = {get};",
+                "#pragma unroll",
+                "  for (int half = B / 2; half > 0; half /= 2) {",
+                "#pragma unroll",
+                "    for (int i = 0; i < half; ++i) items[i] = pass0.combine(items[i], items[i + half]);",
+                "  }",
+                "  total0[k] = items[0];",
+                "}",
+            ]
+        return [
+            f"constexpr int AHEAD = {AHEAD_BYTES} / sizeof({kind}[V]) + 1;",
+            "for (int begin = y; begin < B; begin += AHEAD * Y) {",
+            f"  {kind} items[AHEAD][V];",
+            "#pragma unroll",
+            "  for (int n = 0; n < AHEAD; ++n) {",
+            "    const int i = begin + n * Y;",
+            "#pragma unroll",
+            f"    for (int k = 0; k < V; ++k) items[n][k] = i < B ? {get} : pass0.identity();",
+            "  }",
+            "#pragma unroll",
+            "  for (int n = 0; n < AHEAD; ++n) {",
+            "    if (begin + n * Y >= B) continue;",
+            "#pragma unroll",
+            "    for (int k = 0; k < V; ++k) total0[k] = pass0.combine(total0[k], items[n][k]);",
+            "  }",
+            "}",
+            f"fuser_halve_stack<X, Y>(pass0, total0, reinterpret_cast<{kind}*>(shared));",
         ]
 
     def _bounds(self) -> str:
