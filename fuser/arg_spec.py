@@ -62,7 +62,7 @@ def build_arg_spec(
     inputs: Sequence[DescribedValue],
     outputs: Sequence[TensorDesc],
     device_type: str,
-    order: RowOrder | None = None,
+    order: RowOrder | None,
 ) -> tuple[ArgSpec, IterationSpace]:
     """Return what one kernel's text depends on, and its loop nest.
 

@@ -72,15 +72,14 @@ def set_can_fuse(device_type: str, value: bool) -> bool:
     return before
 
 
-def _run_plain(spec: KernelSpec, inputs: list[Any], out: Sequence[torch.Tensor] | None = None) -> list[torch.Tensor]:
-    """Run a group on plain strided tensors that need no gradient."""
-    return run_planned(spec, inputs, out)[0]
-
-
 def run_planned(
     spec: KernelSpec, inputs: list[Any], out: Sequence[torch.Tensor] | None
 ) -> tuple[list[torch.Tensor], Plan | None]:
-    """Run a group as ``_run_plain``; return the plan, too, if a call like it can go by it without another look."""
+    """Run a group on plain strided tensors that need no gradient.
+
+    Returns:
+        Its results, and the plan, if another call like this one can go by it without another look.
+    """
     inputs = _read_scalars(spec, inputs)
     described = tuple(describe(item, reads_address=True) for item in inputs)
     described_out = tuple(describe(item, reads_address=True) for item in out or ())
@@ -120,6 +119,10 @@ def run_planned(
     return written[: len(plan.outputs)], plan
 
 
+def _run_plain(spec: KernelSpec, inputs: list[Any], out: Sequence[torch.Tensor] | None = None) -> list[torch.Tensor]:
+    return run_planned(spec, inputs, out)[0]
+
+
 def _writes_after_reading(plan: Plan, out: Sequence[torch.Tensor], inputs: Sequence[Any]) -> bool:
     # Whether no step, and no pass over a row, reads what was written before.
     given = [item for item in inputs if isinstance(item, torch.Tensor)]
@@ -137,7 +140,7 @@ def _is_same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
 def _find_plan(
     spec: KernelSpec,
     described: tuple[TensorDesc, ...],
-    described_out: tuple[TensorDesc, ...] = (),
+    described_out: tuple[TensorDesc, ...],
     tune: Callable[[Callable[[], Plan]], Plan] = lambda make: make(),
 ) -> Plan:
     # Read before planning: a setting that another thread changes meanwhile makes the plan stale.
@@ -225,10 +228,8 @@ def _restore(item: KeptPlan) -> bool:
 
 
 def _read_scalars(spec: KernelSpec, inputs: list[Any]) -> list[Any]:
-    """Return a group's inputs with a number in place of each tensor that a reduction takes as a scalar.
-
-    Graphs hold such a tensor for a number that was not known when they were traced.
-    """
+    # A group's inputs with a number in place of each tensor that a reduction takes as a scalar: graphs hold one for a
+    # number that was not known when they were traced.
     if not spec.group.has_reduction or not any(item.is_scalar for item in spec.group.inputs):
         return inputs
     pairs = zip(spec.group.inputs, inputs, strict=True)
@@ -239,7 +240,7 @@ _launchers: dict[int, Replayer] = {}
 
 
 def _replay(spec: KernelSpec, inputs: list[Any]) -> list[torch.Tensor]:
-    # As ``_run_plain``, for one part of a call that comes again with the others.
+    # As ``run_planned``, for one part of a call that comes again with the others.
     launcher = _launchers.get(spec.key) or _launchers.setdefault(spec.key, Replayer((), ()))
     arguments = tuple(inputs)
     replayed = launcher.launch(arguments, None, None)

@@ -11,7 +11,7 @@ __all__ = ["name_warmup"]
 _RANGES = "with dynamic_shapes= also other sizes"
 
 
-def name_warmup(group: FusionGroup, inputs: Sequence[TensorDesc], out: Sequence[TensorDesc] = ()) -> str:
+def name_warmup(group: FusionGroup, inputs: Sequence[TensorDesc], out: Sequence[TensorDesc]) -> str:
     """Return a sentence with the call that compiles what a call of a group lacks.
 
     Of a functor's own call it can be run as it stands. Of other groups only their tensors are known here, not the

@@ -223,7 +223,7 @@ def _check_can_fuse(device: torch.device) -> None:
         raise UnsupportedError(f"fusion on {device.type} is switched off" if known else f"device {device.type!r}")
 
 
-def plan_flat(spec: KernelSpec, inputs: Sequence[TensorDesc], out: Sequence[TensorDesc] = ()) -> FlatCall | None:
+def plan_flat(spec: KernelSpec, inputs: Sequence[TensorDesc], out: Sequence[TensorDesc]) -> FlatCall | None:
     """Describe a call for which one index serves all that one kernel reads and writes; None for any other.
 
     Arguments as in ``make_plan``; nothing is compiled.

@@ -45,7 +45,7 @@ def cut_group(
     orders: Mapping[int, RowOrder | None],
     shared_bytes: Mapping[int, int],
     *,
-    shares_rows: bool = False,
+    shares_rows: bool,
 ) -> Iterator[Section]:
     """Give sections in the order of launches, each as long as fits in one (with outputs of several shapes, in each).
 

@@ -150,7 +150,7 @@ class Reader:
         found = (self.find(name, around) for around in (*self._around(), *used))
         return next(filter(None, found), None)
 
-    def find_namespace(self, name: str, path: Path | None = None) -> Path | None:
+    def find_namespace(self, name: str, path: Path | None) -> Path | None:
         """Return the namespace that a name stands for, here or in a namespace; None if it is none."""
         places = [*self._around(), *self.used] if path is None else [path]
         return next(filter(None, (self.namespaces.get("::".join((*around, name))) for around in places)), None)

@@ -278,7 +278,7 @@ def _bind_repeat(self: Any, repeats: Any) -> OpCall | None:
 
 
 def _bind_pixel_shuffle(self: Any, upscale_factor: Any) -> OpCall | None:
-    value, by = _row_major(self, 3), upscale_factor
+    value, by = _image(self), upscale_factor
     if value is None or not _are_ints(by) or by < 1 or value.shape[-3] % by**2:
         return None
     *lead, channels, height, width = value.shape
@@ -289,7 +289,7 @@ def _bind_pixel_shuffle(self: Any, upscale_factor: Any) -> OpCall | None:
 
 
 def _bind_pixel_unshuffle(self: Any, downscale_factor: Any) -> OpCall | None:
-    value, by = _row_major(self, 3), downscale_factor
+    value, by = _image(self), downscale_factor
     if value is None or not _are_ints(by) or by < 1 or value.shape[-2] % by or value.shape[-1] % by:
         return None
     *lead, channels, height, width = value.shape
@@ -300,7 +300,7 @@ def _bind_pixel_unshuffle(self: Any, downscale_factor: Any) -> OpCall | None:
 
 
 def _bind_channel_shuffle(input: Any, groups: Any) -> OpCall | None:  # noqa: A002
-    value = _row_major(input, 3)
+    value = _image(input)
     if value is None or not _are_ints(groups) or groups < 1 or value.shape[1] % groups:
         return None
     batch, channels, *rest = value.shape
@@ -308,10 +308,11 @@ def _bind_channel_shuffle(input: Any, groups: Any) -> OpCall | None:  # noqa: A0
     return _copied(input, opened, _permuted(1, 1, 0, *range(2, 2 + len(rest))), value.shape)
 
 
-def _row_major(x: Any, least: int) -> torch.Tensor | None:
-    # What is known of a tensor of so many dimensions; of one in another format ATen's results lie so on the CPU alone.
+def _image(x: Any) -> torch.Tensor | None:
+    # What is known of a tensor with channels, height and width, or length, in row-major order: of one in another format
+    # ATen's results lie so on the CPU alone.
     value = _static(x)
-    is_plain = value is not None and value.dim() >= least and value.numel() > 0 and _is_row_major(value)
+    is_plain = value is not None and value.dim() >= 3 and value.numel() > 0 and _is_row_major(value)
     return value if is_plain else None
 
 

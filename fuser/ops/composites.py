@@ -72,7 +72,7 @@ def composite_steps(op: str, form: Form, is_ordered: bool = False) -> FusionGrou
 
 
 def ordered_form(
-    function: Function, dtypes: Sequence[Any], layouts: Sequence[tuple[Shape, Strides]], *, is_strict: bool = True
+    function: Function, dtypes: Sequence[Any], layouts: Sequence[tuple[Shape, Strides]], *, is_strict: bool
 ) -> Form | None:
     """Return the form of the steps in torch's order of an application: that of its function, and which kernel it is.
 

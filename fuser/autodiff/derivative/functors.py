@@ -127,7 +127,7 @@ def forward_functor(
 
 
 def _load_source(
-    functor: Functor, compute: torch.dtype, types: tuple[torch.dtype, ...], op: str | None = None
+    functor: Functor, compute: torch.dtype, types: tuple[torch.dtype, ...], op: str | None
 ) -> _ReadFunctor:
     """Translate a functor into expressions.
 

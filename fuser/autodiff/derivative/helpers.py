@@ -63,7 +63,7 @@ _POLYGAMMA = """template <typename T> T $name(T x) {
 
 
 @cache
-def helper_text(op: str, order: int = 0) -> str:
+def helper_text(op: str, order: int) -> str:
     """Return a function template with ``$name`` for its name.
 
     Args:
