@@ -110,6 +110,8 @@ def _fuse(graph_module: fx.GraphModule, numerics: str | None, fuel: Fuel | None,
     sort_puts(graph_module, numerics or config.numerics, fuel)
     mark_scatters(graph_module.graph)
     FusionPass(numerics=numerics, fuel=fuel)(graph_module)
+    if ahead is not None:
+        ahead.add(graph_module)
     write_scatters_in_place(graph_module)
     write_statistics_in_place(graph_module)
     write_results_in_place(graph_module)
@@ -118,6 +120,7 @@ def _fuse(graph_module: fx.GraphModule, numerics: str | None, fuel: Fuel | None,
     free_early(graph_module)
     write_over_dead(graph_module)
     if ahead is not None:
+        # Those that are told where to write are calls of another kind.
         ahead.add(graph_module)
     return graph_module
 
