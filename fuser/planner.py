@@ -35,7 +35,7 @@ from fuser.function import Function
 from fuser.fused_kernel import ArgumentPacker, FusedKernel
 from fuser.geometry import workspace_bytes
 from fuser.kernel_spec import ArgSpec, KernelSpec, ValueLayout, infer_layouts
-from fuser.layout import IterationSpace
+from fuser.layout import IterationSpace, Strides
 from fuser.missing import name_warmup
 from fuser.order_check import OrderCase, is_kept
 from fuser.orders import RowOrder
@@ -370,6 +370,10 @@ class _Part(NamedTuple):
         ]
         return [(slot, self.inputs[index]) for slot, index in enumerate(given, start=len(self.outputs))]
 
+    def place_of(self, slot: int) -> tuple[int, Strides]:
+        """Return where in a tensor an operand begins, and how it lies from there over the loop nest."""
+        return self.space.offsets[slot] if self.space.offsets else 0, self.space.strides[slot]
+
 
 def _cut(expanded: Expanded, outputs: Sequence[TensorDesc], device: torch.device, orders: Orders) -> Iterator[_Part]:
     # ``outputs`` as the group has them.
@@ -459,9 +463,7 @@ def _row_bytes(expanded: Expanded, part: _Part) -> int:
 
 
 def _find_in_place(expanded: Expanded, parts: Sequence[_Part]) -> tuple[bool, ...]:
-    return tuple(
-        not expanded.boxes and _is_written_last(expanded, target, parts) for target in range(len(expanded.outputs))
-    )
+    return tuple(_is_written_last(expanded, target, parts) for target in range(len(expanded.outputs)))
 
 
 def _is_written_last(expanded: Expanded, target: int, parts: Sequence[_Part]) -> bool:
@@ -472,20 +474,24 @@ def _is_written_last(expanded: Expanded, target: int, parts: Sequence[_Part]) ->
         for value, (slot, _) in enumerate(expanded.expansion.inputs)
         if (own := expanded.whole[slot].desc).shape == whole.shape and own.strides == whole.strides
     }
-    at = next((at for at, part in enumerate(parts) if target in part.targets), len(parts))
-    beside = [at - 1] if at < len(parts) and parts[at].args.tuning.follows else []
-    if any(not alike.isdisjoint(parts[other].inputs) for other in (*beside, *range(at + 1, len(parts)))):
-        return False
-    if at == len(parts) or alike.isdisjoint(parts[at].inputs):
-        return True
-    part, slot = parts[at], parts[at].targets.index(target)
-    strides = part.space.strides
-    read = {strides[other] for other, value in part.operands() if value in alike}
-    if part.args.rows is not None and not (
-        part.args.device_type == "cuda" and written_last(part.spec.group, part.args.rows)[slot]
-    ):
-        return False
-    return read <= {strides[slot]}
+    is_begun = False
+    for at, part in enumerate(parts):
+        slots = [slot for slot, own in enumerate(part.targets) if own == target]
+        if slots and part.args.tuning.follows and not alike.isdisjoint(parts[at - 1].inputs):
+            # That one may still read.
+            return False
+        is_begun = is_begun or bool(slots)
+        read = [slot for slot, value in part.operands() if value in alike]
+        if not is_begun or not read:
+            continue
+        if part.args.rows is not None:
+            last = written_last(part.spec.group, part.args.rows)
+            if part.args.device_type != "cuda" or not all(last[slot] for slot in slots):
+                return False
+        # Of what several boxes are written of, each is read by the thread that writes it.
+        if not {part.place_of(slot) for slot in read} <= {part.place_of(slot) for slot in slots}:
+            return False
+    return True
 
 
 # --- find slots ----------------------------------------------------------------------------------------------------

@@ -151,6 +151,49 @@ def test_of_several_results_the_others_have_memory_of_their_own() -> None:
     check(lambda x, y: ((z := x @ y).neg() + (w := y[:40] @ y), z * w), X, Y, count=1)
 
 
+def gate_halves(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    z = x @ y
+    return (torch.cat([z[:, :32] * 2, z[:, 32:].relu()], 1),)
+
+
+def write_a_column(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    z = (x @ y) * 2
+    z[:, 3] = 1.5
+    z[2:5] *= y[:3]
+    return (z,)
+
+
+def turn(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    # A thread reads both halves before it writes them.
+    z = x @ y
+    return (torch.cat([z[:, 32:] * 2, z[:, :32].relu()], 1),)
+
+
+def gate_halves_twice(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    # Whoever writes an element of the one result reads it for the other one, too.
+    z = x @ y
+    return torch.cat([z[:, :32] * 2, z[:, 32:].relu()], 1), torch.cat([z[:, 32:] + 1, z[:, :32] - 1], 1)
+
+
+def shift(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    z = x @ y
+    return (torch.cat([z[:, 1:] * 2, z[:, :1].relu()], 1),)
+
+
+def overlap(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    z = x @ y
+    return (torch.cat([z[:, :5], z[:, 5:24] + z[:, 16:35], z[:, 24:] * 2], 1),)
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize(
+    ("function", "count"),
+    [(gate_halves, 1), (write_a_column, 1), (turn, 1), (gate_halves_twice, 1), (shift, 0), (overlap, 0)],
+)
+def test_parts_are_written_over_what_they_alone_read(function: Function, count: int) -> None:
+    check(function, X, Y, count=count)
+
+
 @pytest.mark.cpu
 def test_what_others_see_is_not_written_to() -> None:
     def read_later(x: Tensor, y: Tensor) -> Any:

@@ -78,7 +78,7 @@ def _find_in_place(
         return (True,) * len(values_of(node))
     none, described = (False,) * len(values_of(node)), describe_all(node.args)
     is_whole = all(user.target is operator.getitem for user in node.users) == (len(none) > 1)
-    if not module.group.has_reduction or described is None or not is_whole:
+    if described is None or not is_whole:
         return none
     key = module.spec.key, described
     if key not in known:
