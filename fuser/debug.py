@@ -52,6 +52,13 @@ __all__ = [
     "explain",
 ]
 
+# At the end of why a group has not the kernels that it would have in one piece, where its parts have some.
+_IN_PARTS = (
+    " (its halves have kernels)",
+    " (that application alone is torch's: the others keep their kernels)",
+    " (each has kernels of its own)",
+)
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class GroupReport:
@@ -92,13 +99,15 @@ class Explanation:
         lines = []
         if self.kind:
             saved, left = _mebibytes(sum(self.bytes_saved)), _mebibytes(sum(self.bytes_left))
-            lines.append(f"{self.kind} pass: {len(self.groups)} groups save {saved}; what is not fused moves {left}")
+            groups = "1 group saves" if len(self.groups) == 1 else f"{len(self.groups)} groups save"
+            lines.append(f"{self.kind} pass: {groups} {saved}; what is not fused moves {left}")
         for number, report in enumerate(self.groups):
             count = len(report.kernels)
             what = f"{count} kernel{'s' if count != 1 else ''}" if count else "fused"
             what += f", saves {_mebibytes(self.bytes_saved[number])}" if self.bytes_saved else ""
             if report.fallback_reason:
-                what = f"eager torch: {report.fallback_reason}"
+                is_whole = not report.fallback_reason.endswith(_IN_PARTS)
+                what = f"{'eager torch' if is_whole else 'in parts'}: {report.fallback_reason}"
             nodes = f", nodes {', '.join(report.nodes)}" if report.nodes else ""
             lines += [f"group {number}: {what}{nodes}", *(f"  {line}" for line in str(report.group).splitlines())]
             lines += [f"  no eager version of {obstacle}" for obstacle in report.obstacles]
@@ -284,10 +293,9 @@ def _report(group: FusionGroup, nodes: tuple[str, ...], inputs: Sequence[Any]) -
         reason = str(error).splitlines()[0]
         if isinstance(error, UnsupportedError) and error.application >= 0 and len(group.applications) > 1:
             is_long = error.application == len(group.applications)
-            rest = "its halves have kernels" if is_long else "that application alone: the others keep their kernels"
-            reason += f" ({rest})"
+            reason += _IN_PARTS[0] if is_long else _IN_PARTS[1]
         elif isinstance(error, DeviceError) and needs_devices(spec, filled):
-            reason = "its tensors are on several devices (each has kernels of its own)"
+            reason = f"its tensors are on several devices{_IN_PARTS[2]}"
         elif not nodes and not isinstance(error, UnsupportedError):
             # A node of a graph has run with these inputs; here nothing has, and a call would raise this.
             raise

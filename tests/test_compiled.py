@@ -69,6 +69,15 @@ def test_explain() -> None:
     assert compiled(x).shape == (32, 8), "it still runs"
 
 
+def test_explain_says_that_only_one_application_is_torchs() -> None:
+    (graph,) = fuser.explain(
+        torch.compile(lambda x: (x + 1).sum(0), backend="fuser"), draw((4, 8), torch.float32)
+    ).graphs
+    (report,) = graph.groups
+    assert report.fallback_reason.endswith("(that application alone is torch's: the others keep their kernels)")
+    assert f"group 0: in parts: {report.fallback_reason}" in str(graph)
+
+
 def test_explain_calls_views_what_they_are() -> None:
     compiled = torch.compile(lambda x: (x.expand(2, 4, 8), x.t()[1:]), backend="fuser")
     (graph,) = fuser.explain(compiled, draw((4, 8), torch.float32)).graphs
