@@ -21,6 +21,7 @@ from fuser.kernel_cache import Lru
 from fuser.kernel_source import Operand
 from fuser.kernel_spec import MAX_ARGUMENT_BYTES, MAX_LONE_ARGUMENT_BYTES, ArgSpec, KernelSpec
 from fuser.launcher import make_check
+from fuser.library import needs_operator
 from fuser.list_record import Extent, ListCall, ListRecord, ListStep, ListTarget
 from fuser.list_text import most_positions
 from fuser.outputs import extent_bytes
@@ -78,7 +79,7 @@ def _make_record(
     call: ListCall, target: ListTarget, flat: tuple[Any, ...], find_target: Callable[[int], ListTarget | None]
 ) -> ListRecord | None:
     is_plain = all(type(item) in TENSOR_TYPES or type(item) in NUMBER_TYPES for item in flat)
-    if not is_plain or torch.overrides.has_torch_function(flat) or torch._C._len_torch_dispatch_stack():
+    if not is_plain or torch.overrides.has_torch_function(flat) or needs_operator(flat):
         return None
     if is_transformed() or torch.is_autocast_enabled("cuda"):
         return None

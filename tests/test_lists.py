@@ -165,6 +165,18 @@ def test_what_positions_and_graphs_have_to_do_with_each_other(function: Callable
     run_both(function, *lists(shapes=shapes))
 
 
+@pytest.mark.cpu
+def test_the_first_call_takes_few_launches_too() -> None:
+    # AOTAutograd looks at it through a mode.
+    step = torch.compile(lambda xs, ys: torch._foreach_add_(xs, torch._foreach_mul(ys, 0.5)), backend="fuser")
+    for xs, ys in (lists(), lists()):
+        wanted = [x + y * 0.5 for x, y in zip(xs, ys, strict=True)]
+        fuser.reset_stats()
+        step(xs, ys)
+        assert fuser.stats()["launches"] == 1
+        assert all(map(torch.equal, xs, wanted))
+
+
 @pytest.mark.cuda
 def test_five_hundred_tensors_are_four_launches() -> None:
     shapes = [(64 + slot % 7, 32) if slot % 3 else (64 + slot % 5,) for slot in range(500)]
