@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import torch
 from torch import fx
+from torch._subclasses import FakeTensor
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
@@ -52,13 +54,6 @@ __all__ = [
     "explain",
 ]
 
-# At the end of why a group has not the kernels that it would have in one piece, where its parts have some.
-_IN_PARTS = (
-    " (its halves have kernels)",
-    " (that application alone is torch's: the others keep their kernels)",
-    " (each has kernels of its own)",
-)
-
 
 @dataclass(frozen=True, slots=True, repr=False)
 class GroupReport:
@@ -73,6 +68,13 @@ class GroupReport:
     fallback_reason: str
     # What keeps functors of it from running there: name, and line, column and construct.
     obstacles: tuple[str, ...] = ()
+    # Whether it is cut, so that all but some applications, which the reason is about, have kernels.
+    is_cut: bool = False
+
+    @property
+    def is_eager(self) -> bool:
+        """Whether all of it runs in eager torch."""
+        return bool(self.fallback_reason) and not self.is_cut
 
     def __repr__(self) -> str:
         # Texts of kernels are long.
@@ -88,17 +90,18 @@ class Explanation:
     unfused: tuple[tuple[str, str], ...]
     # The graph.
     module: fx.GraphModule | None = None
-    # Of a compiled model: which pass it is, how many bytes each group saves, and how many each node that is in none
-    # still moves, at the sizes of the call.
+    # Of a compiled model: which pass it is, how many bytes each group saves, how many each node that is in none still
+    # moves, and how many each group does that runs in eager torch, at the sizes of the call.
     kind: str = ""
     bytes_saved: tuple[int, ...] = ()
     bytes_left: tuple[int, ...] = ()
+    bytes_in_eager: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         """Groups with their applications and kernels, then the nodes left out and why."""
         lines = []
         if self.kind:
-            saved, left = _mebibytes(sum(self.bytes_saved)), _mebibytes(sum(self.bytes_left))
+            saved, left = _mebibytes(sum(self.bytes_saved)), _mebibytes(sum(self.bytes_left + self.bytes_in_eager))
             groups = "1 group saves" if len(self.groups) == 1 else f"{len(self.groups)} groups save"
             lines.append(f"{self.kind} pass: {groups} {saved}; what is not fused moves {left}")
         for number, report in enumerate(self.groups):
@@ -106,8 +109,7 @@ class Explanation:
             what = f"{count} kernel{'s' if count != 1 else ''}" if count else "fused"
             what += f", saves {_mebibytes(self.bytes_saved[number])}" if self.bytes_saved else ""
             if report.fallback_reason:
-                is_whole = not report.fallback_reason.endswith(_IN_PARTS)
-                what = f"{'eager torch' if is_whole else 'in parts'}: {report.fallback_reason}"
+                what = f"{'in parts' if report.is_cut else 'eager torch'}: {report.fallback_reason}"
             nodes = f", nodes {', '.join(report.nodes)}" if report.nodes else ""
             lines += [f"group {number}: {what}{nodes}", *(f"  {line}" for line in str(report.group).splitlines())]
             lines += [f"  no eager version of {obstacle}" for obstacle in report.obstacles]
@@ -241,22 +243,32 @@ def explain(target: Any, *args: Any, **kwargs: Any) -> Explanation | CompiledExp
 def _explain_recorded(recorded: RecordedGraph) -> Explanation:
     module = recorded.module
     fusions = [node for node in module.graph.nodes if _is_fusion(module, node)]
-    groups, saved = [], []
+    groups, saved, in_eager = [], [], []
     for node in fusions:
         fusion: Any = module.get_submodule(str(node.target))
-        inputs = map_arg(node.args, lambda item: item.meta.get("val"))
-        leaves = tree_leaves(inputs)
-        has_symbols = any(isinstance(item, torch.Tensor) and _is_symbolic(item) for item in leaves)
-        groups.append(_report(fusion.group, fusion.node_names, [] if has_symbols or None in leaves else inputs))
+        inputs = map_arg(node.args, lambda item: _without_symbols(item.meta.get("val")))
+        groups.append(_report(fusion.group, fusion.node_names, [] if None in tree_leaves(inputs) else inputs))
         alone = sum(recorded.traffic.get(name, 0) for name in fusion.node_names)
-        saved.append(alone - recorded.traffic[node.name])
+        # In eager torch its nodes are as they were.
+        saved.append(0 if groups[-1].is_eager else alone - recorded.traffic[node.name])
+        in_eager.append(alone if groups[-1].is_eager else 0)
     unfused = _unfused(module)
     left = tuple(recorded.traffic.get(name, 0) for name, _ in unfused)
-    return Explanation(tuple(groups), tuple(unfused), module, recorded.kind, tuple(saved), left)
+    return Explanation(tuple(groups), tuple(unfused), module, recorded.kind, tuple(saved), left, tuple(in_eager))
 
 
-def _is_symbolic(tensor: torch.Tensor) -> bool:
-    return any(isinstance(size, torch.SymInt) for size in tensor.shape)
+def _without_symbols(value: Any) -> Any:
+    # With the sizes of the call; None where they depend on its data.
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return value.node.hint
+    if not isinstance(value, FakeTensor) or not any(isinstance(size, torch.SymInt) for size in value.shape):
+        return value
+    sizes, strides = map(_without_symbols, value.shape), map(_without_symbols, value.stride())
+    known = tuple(sizes), tuple(strides)
+    if None in itertools.chain(*known):
+        return None
+    with value.fake_mode:
+        return torch.empty_strided(*known, dtype=value.dtype, device=value.device)
 
 
 def _is_fusion(module: fx.GraphModule, node: fx.Node) -> bool:
@@ -283,6 +295,7 @@ def _report(group: FusionGroup, nodes: tuple[str, ...], inputs: Sequence[Any]) -
     # Of lists, the first position.
     inputs = [item[0] if isinstance(item, list | tuple) else item for item in inputs]
     spec, filled = register(group), group.fill_inputs(inputs)
+    is_cut = False
     try:
         check_inputs(group, filled)
         kernels = kernel_sources(spec, filled, None)
@@ -293,13 +306,18 @@ def _report(group: FusionGroup, nodes: tuple[str, ...], inputs: Sequence[Any]) -
         reason = str(error).splitlines()[0]
         if isinstance(error, UnsupportedError) and error.application >= 0 and len(group.applications) > 1:
             is_long = error.application == len(group.applications)
-            reason += _IN_PARTS[0] if is_long else _IN_PARTS[1]
+            rest = (
+                "its halves have kernels" if is_long else "that application alone is torch's: the others keep kernels"
+            )
+            reason += f" ({rest})"
+            is_cut = True
         elif isinstance(error, DeviceError) and needs_devices(spec, filled):
-            reason = f"its tensors are on several devices{_IN_PARTS[2]}"
+            reason = "its tensors are on several devices (each has kernels of its own)"
+            is_cut = True
         elif not nodes and not isinstance(error, UnsupportedError):
             # A node of a graph has run with these inputs; here nothing has, and a call would raise this.
             raise
-        return GroupReport(group, nodes, (), reason, obstacles)
+        return GroupReport(group, nodes, (), reason, obstacles, is_cut)
     return GroupReport(group, nodes, tuple(kernels), "", obstacles)
 
 

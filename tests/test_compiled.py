@@ -74,8 +74,27 @@ def test_explain_says_that_only_one_application_is_torchs() -> None:
         torch.compile(lambda x: (x + 1).sum(0), backend="fuser"), draw((4, 8), torch.float32)
     ).graphs
     (report,) = graph.groups
-    assert report.fallback_reason.endswith("(that application alone is torch's: the others keep their kernels)")
+    assert report.fallback_reason.endswith("(that application alone is torch's: the others keep kernels)")
     assert f"group 0: in parts: {report.fallback_reason}" in str(graph)
+
+
+@pytest.mark.filterwarnings("ignore::fuser.errors.FallbackWarning")
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_group_in_eager_torch_saves_nothing(*, dynamic: bool) -> None:
+    compiled = torch.compile(lambda x: torch.relu(x * 2) + x, backend="fuser", dynamic=dynamic)
+    x, array = draw((4, 8), torch.float32), 4 * 4 * 8
+    (graph,) = fuser.explain(compiled, x).graphs
+    assert len(graph.groups[0].kernels) == 1, "for the sizes of the call"
+    assert graph.bytes_saved == (7 * array - 2 * array,)
+    was = fuser.override_can_fuse_on_cpu(False)
+    try:
+        (graph,) = fuser.explain(compiled, x).graphs
+    finally:
+        fuser.override_can_fuse_on_cpu(was)
+    assert graph.groups[0].is_eager
+    assert (graph.bytes_saved, graph.bytes_in_eager) == ((0,), (7 * array,))
+    assert str(graph).startswith("inference pass: 1 group saves 0 MiB; what is not fused moves 0.000854 MiB\n")
+    assert "group 0: eager torch: fusion on cpu is switched off" in str(graph)
 
 
 def test_explain_calls_views_what_they_are() -> None:
