@@ -388,6 +388,25 @@ def test_sizes_that_change_are_symbols() -> None:
 
 
 @pytest.mark.cpu
+def test_sizes_that_change_are_symbols_in_views_that_begin_elsewhere() -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        first, second = x.chunk(2)
+        return torch.relu(first) * second + second.amax(-1, keepdim=True)
+
+    fused = fuser.fuse(step)
+    fuser.reset_stats()
+    for size in range(2, 12):
+        inputs = [draw(2 * size, 3 * size)]
+        for got, wanted in zip(gradients(fused, inputs), gradients(step, inputs), strict=True):
+            same(got, wanted)
+    assert not fuser.stats()["fallbacks"]
+    counts = [len(item._joints) for item in fused.graph_module.children() if hasattr(item, "nodes")]
+    # As numbers; as symbols; of rows there may be one, of which torch broadcasts.
+    assert counts
+    assert max(counts) <= 3
+
+
+@pytest.mark.cpu
 def test_sizes_that_change_where_an_op_expands() -> None:
     """``lerp`` of fake tensors expands in Python, whose symbols ATen takes there only if it is told."""
     step = fuser.fuse(lambda x, y: torch.lerp(x, y, 2.0).mean(0))

@@ -344,6 +344,16 @@ def test_gradients_of_parts_are_ready_for_a_range() -> None:
     is_ready(step, lambda n, m: (leaf(n, m),), most=40)
 
 
+@pytest.mark.cpu
+@pytest.mark.parametrize("rows", [12, None])
+def test_gradients_of_views_that_begin_elsewhere_are_ready_for_a_range(rows: int | None) -> None:
+    # Where all parts have one shape they are one group.
+    step = fuser.fuse(lambda x: [part * 2 for part in x.split(3)][-1])
+    sizes = {1: Dim("m", 1, 40)} | ({} if rows else {0: Dim("n", 1, 20)})
+    step.warmup(leaf(rows or 7, 9), dynamic_shapes={"x": sizes}, backward=True)
+    is_ready(step, lambda n, m: (leaf(rows or n, m),), most=40)
+
+
 DEVICES = pytest.mark.parametrize(
     "device",
     [pytest.param("cpu", marks=[pytest.mark.cpu, pytest.mark.slow]), pytest.param("cuda", marks=pytest.mark.cuda)],

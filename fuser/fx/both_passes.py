@@ -226,14 +226,34 @@ def _make_fakes(
             for dim, size in enumerate(item.shape)
         ]
         context: Any = StatelessSymbolicContext(dynamic_sizes=dims)
-        fakes.append(mode.from_tensor(item, symbolic_context=context))
+        fakes.append(mode.from_tensor(_at_start(item), symbolic_context=context))
         guarded.append(fakes[-1])
 
     def find_guard() -> Callable[[Sequence[Any]], bool]:
         text = env.produce_guards_expression(guarded, ignore_static=False) or "True"
-        return lambda given: bool(env.evaluate_guards_expression(text, given))
+        return lambda given: bool(env.evaluate_guards_expression(text, [*map(_look_at, given)]))
 
     return mode, fakes, find_guard
+
+
+def _at_start(item: torch.Tensor) -> torch.Tensor:
+    # As if it were nobody's view: torch would make a fake of what it views, none of whose sizes is a symbol, and rely
+    # on where it begins there, which is another place for each size of what x.split() is called on.
+    plain = item.data.as_strided(item.shape, item.stride(), 0).data
+    return plain.requires_grad_(item.requires_grad)
+
+
+class _Begun(NamedTuple):
+    # What guards ask of a tensor; nothing relies on where it begins.
+    size: Callable[[], Sequence[Any]]
+    stride: Callable[[], Sequence[Any]]
+
+    def storage_offset(self) -> int:
+        return 0
+
+
+def _look_at(item: Any) -> Any:
+    return _Begun(item.size, item.stride) if isinstance(item, torch.Tensor) else item
 
 
 def _prepare(graph: fx.GraphModule) -> None:
