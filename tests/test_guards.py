@@ -342,6 +342,36 @@ def test_a_new_size_of_a_size_for_arithmetic_traces_nothing(monkeypatch: pytest.
     torch.testing.assert_close(fused(torch.ones(5, 4)), torch.full((5, 4), 5 / 7))
 
 
+PARTS: dict[str, Callable[..., Any]] = {
+    "split": lambda x: sum(part * slot for slot, part in enumerate(x[:6].split(2))),
+    "torch.chunk": lambda x: torch.stack([part * 2 for part in torch.chunk(x[:, :4].t(), 2)]),
+    "unbind": lambda x: sum(x[..., :3].unbind(-1), start=1.0),
+    "tensor_split": lambda x: (lambda first, *rest: first * len(rest))(*x.select(1, 0).tensor_split([2, 3])),
+    "a size": lambda x: sum(x[:3, None].shape[0] * x for _ in range(x[:, 1:3].shape[1])),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_new_sizes_trace_nothing_where_views_are_as_many(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    function = PARTS[name]
+    fused = check(function, (torch.ones(6, 7),), (torch.ones(5, 4),))
+    check(function, (torch.ones(6, 7),), (torch.ones(2, 2),), (torch.ones(6, 7),))
+    monkeypatch.setattr(fuser.fx.trace, "trace", None)
+    for shape in ((6, 8), (5, 9), (5, 4)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(fused(x), function(x))
+
+
+def test_what_entries_are_is_asked_of_no_later_call() -> None:
+    function = fuser.fuse(lambda x, entries: sum(x[entries].split(1)))
+    x, entries = torch.arange(6.0), torch.tensor([1, 4])
+    for _ in range(2):
+        assert function(x, entries).tolist() == [5.0]
+    # As large as they were.
+    assert function(x, entries + 1).tolist() == [7.0]
+    assert function(x, torch.tensor([1, 2, 3])).tolist() == [6.0]
+
+
 def test_what_needs_a_call_says_so_before_the_first() -> None:
     fused = fuser.fuse(NUMBERS["range"][0])
     with pytest.raises(TracingError, match="call the function, or warmup"):

@@ -8,6 +8,8 @@ the arguments of every later call.
 from __future__ import annotations
 
 import functools
+import operator
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,6 +38,11 @@ _OBJECT_QUESTIONS = frozenset(
 # What else is the same for all tensors of a kind, shape and strides.
 _LAYOUT_QUESTIONS = frozenset(
     "shape size stride numel nelement is_contiguous nbytes itemsize len suggest_memory_format".split()
+)
+# Views, of which several are often looped over: cheaper to make again than a graph for each shape.
+_VIEWS = frozenset(
+    "chunk split split_with_sizes tensor_split hsplit vsplit dsplit unbind narrow select t transpose permute unsqueeze "
+    "squeeze".split()
 )
 
 
@@ -247,17 +254,18 @@ class _FactWriter:
         if _is_leaf(node):
             return self._is_tensor(node)
         is_told = _name_question(node) in _KIND_QUESTIONS | _DIM_QUESTIONS | _LAYOUT_QUESTIONS
-        return is_told or not any(map(self._is_tensor, node.all_input_nodes))
+        return is_told or _is_view(node) or not any(map(self._is_tensor, node.all_input_nodes))
 
     def _is_repeatable(self, node: fx.Node) -> bool:
-        # Numbers and the like, of arguments and tensors that the function holds.
+        # Numbers and the like, of arguments, tensors that the function holds, and views of those.
         stack, seen = [node], set()
         while stack:
             current = stack.pop()
             if current in seen or current.op in {"placeholder", "get_attr"}:
                 continue
             seen.add(current)
-            if any(isinstance(item, torch.Tensor) for item in pytree.tree_leaves(self._examples.find(current))):
+            found = pytree.tree_leaves(self._examples.find(current))
+            if any(isinstance(item, torch.Tensor) for item in found) and not _is_view(current):
                 return False
             stack += current.all_input_nodes
         return True
@@ -267,6 +275,17 @@ def _name_question(node: fx.Node) -> str:
     if node.target is getattr:
         return str(node.args[1])
     return node.target if isinstance(node.target, str) else node.target.__name__
+
+
+def _is_view(node: fx.Node) -> bool:
+    if node.target is operator.getitem:
+        index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
+        return all(type(item) in _PLACES for item in index)
+    name = _name_question(node)
+    return name in _VIEWS and (node.op == "call_method" or node.target is getattr(torch, name))
+
+
+_PLACES = (int, slice, types.EllipsisType, types.NoneType)
 
 
 def _is_leaf(node: fx.Node) -> bool:
