@@ -354,6 +354,14 @@ def test_gradients_of_views_that_begin_elsewhere_are_ready_for_a_range(rows: int
     is_ready(step, lambda n, m: (leaf(rows or n, m),), most=40)
 
 
+@pytest.mark.cpu
+def test_gradients_of_slices_are_ready_for_a_range() -> None:
+    # The second half begins elsewhere than what stands in for it while its gradient is traced.
+    step = fuser.fuse(lambda x: x[:, :32] * 2.25 + torch.relu(x[:, 32:] * 4.75))
+    step.warmup(leaf(3, 64), dynamic_shapes={"x": {0: N}}, backward=True)
+    is_ready(step, lambda n, m: (leaf(n, 64),))
+
+
 DEVICES = pytest.mark.parametrize(
     "device",
     [pytest.param("cpu", marks=[pytest.mark.cpu, pytest.mark.slow]), pytest.param("cuda", marks=pytest.mark.cuda)],
