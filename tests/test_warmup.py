@@ -89,6 +89,10 @@ def test_strides_follow_sizes() -> None:
         ) or 1 in (*sizes, *sample.shape)
         assert (min(sample.stride()) == 2) == (min(grown.stride()) == 2)
     assert stretch(torch.empty(1).expand(3, 5), (7, 9)) == (0, 0)
+    # Rows with gaps between them, whatever the stride of a dimension of size 1.
+    assert stretch(torch.empty(2, 1, 4)[..., 1:], (2, 1, 3)) == (4, 3, 1)
+    assert stretch(torch.empty(3, 2)[:, :1], (5, 1)) == (2, 1)
+    assert stretch(torch.empty_strided((3, 1), (2, 2)), (5, 1)) == (2, 1)
 
 
 def test_points_are_all_or_those_that_matter() -> None:

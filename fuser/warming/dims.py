@@ -129,11 +129,12 @@ def stretch(tensor: torch.Tensor, sizes: Sequence[Any]) -> tuple[Any, ...]:
     dense: int = 1
     other: Any = 1
     for dim in sorted(range(tensor.dim()), key=lambda dim: (tensor.stride(dim), -dim)):
-        step = tensor.stride(dim)
-        if step == dense or tensor.shape[dim] == 1:
+        step, size = tensor.stride(dim), tensor.shape[dim]
+        if step == dense or size == 1:
             strides[dim] = other
         if step:
-            dense, other = max(step, dense) * tensor.shape[dim], strides[dim] * sizes[dim]
+            # The stride of a size of 1 says nothing of where others lie.
+            dense, other = (dense if size == 1 else max(step, dense) * size), strides[dim] * sizes[dim]
     return tuple(strides)
 
 
