@@ -65,7 +65,8 @@ def find_columns(
             *(index for *key, index in rows if key == [shape, dims]),
             *(producers[v] for v in group.outputs if shapes[v] == shape),
         }
-        full = [item.desc for item in values[: len(group.inputs)] if item.desc.shape == shape]
+        given = [item.desc for item in values[: len(group.inputs)] if item.desc.dtype is not None]
+        full = [desc for desc in given if desc.shape == shape]
         is_along = full and not lies_across(shape, dims, [item.strides for item in full])
         if is_along and beside - group.needing(columns) and not chosen.keys() & beside:
             sizes = [item.dtype.itemsize for item in full if item.dtype is not None]

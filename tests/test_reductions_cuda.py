@@ -22,7 +22,7 @@ from fuser.compiler import register
 from fuser.config import config
 from fuser.debug import kernel_sources
 from fuser.graph import FusionGroup, GroupBuilder
-from fuser.ops import OPS
+from fuser.ops import OPS, reduction_function
 from fuser.route import run
 
 SHAPES: list[tuple[tuple[int, ...], tuple[int, ...] | None]] = [
@@ -44,6 +44,17 @@ def same(results: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
         assert got.shape == want.shape
         assert got.stride() == want.stride()
         torch.testing.assert_close(got.cpu(), want, rtol=0, atol=0, equal_nan=True)
+
+
+def test_numbers_are_no_tensors_of_one_element() -> None:
+    # Where sums of what all elements come to are looked at as columns.
+    builder = GroupBuilder()
+    x, alpha = builder.add_input("x"), builder.add_input("alpha", is_scalar=True)
+    (found,) = builder.apply(reduction_function("any", None, False), [x])
+    (total,) = builder.apply(reduction_function("sum", None, False), [found])
+    other = builder.apply(OPS["neg"].function, [total])
+    group = builder.build([found, *other, *builder.apply(OPS["add"].function, [total, total], [alpha])])
+    assert kernel_sources(register(group), [torch.empty(5, device="meta"), 2], "cuda")
 
 
 @pytest.mark.one_in(2)

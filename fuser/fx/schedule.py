@@ -145,7 +145,8 @@ def _is_light(node: fx.Node) -> bool:
 
 
 def _is_view(node: fx.Node) -> bool:
-    return node.op == "call_function" and (node.target is operator.getitem or not is_fresh(node))
+    is_call = node.op in {"call_function", "call_method"}
+    return is_call and (node.target is operator.getitem or not is_fresh(node))
 
 
 def _count_bytes(node: fx.Node) -> int:

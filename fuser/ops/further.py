@@ -75,9 +75,9 @@ for _name, _symbol in (("tril", "<="), ("triu", ">=")):
 
 
 def _eager_masked_put(x: torch.Tensor, mask: torch.Tensor, value: Any) -> torch.Tensor:
-    # What is written lies as what is there.
+    # What is written lies as what is there, and is where the tensors are, beside which one of the host is a number.
     made = torch.where(mask, value, x)
-    return torch.empty_like(x.expand(made.shape)).copy_(made)
+    return torch.empty_like(x.expand(made.shape), device=made.device).copy_(made)
 
 
 define(
