@@ -543,3 +543,13 @@ def test_long_rows_in_any_order_are_as_exact_as_torchs(name: str, length: int, m
         own, torchs = ((item.double() - exact).abs().max() for item in (found[0], made))
         # Of float64 nothing is more exact: some roundings are both's.
         assert own <= 2 * torchs + 8 * torch.finfo(dtype).eps * exact.abs().max()
+
+
+def test_tiles_of_what_is_near_are_larger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And change nothing."""
+    monkeypatch.setattr(config, "numerics", "fast")
+    x = draw((2400, 60), torch.float32)
+    fused = fuser.fuse(OWN["softmax"])
+    whole = fused(x)
+    assert "a.numel <= 131072 * threads ? 4096 : 1024" in fuser.debug_get_fused_kernel_code(fused.groups[0], [x])
+    assert_same(whole[:2000], fused(x[:2000]))

@@ -19,8 +19,9 @@ from fuser.row_pass import RowPass
 __all__ = ["emit_rows"]
 
 # Elements of a tile along its rows, where rows are that short: of one pass over them, and of several, which find in the
-# first cache what those before read and kept.
-TILE_ELEMENTS, KEPT_ELEMENTS = 4096, 1024
+# first cache what those before read and kept. Where memory is far, it has to be read and written in turn, a little at a
+# time; of so many elements for each thread, which lie in the second cache, tiles are those of one pass.
+TILE_ELEMENTS, KEPT_ELEMENTS, NEAR_ELEMENTS = 4096, 1024, 1 << 17
 # Tiles for each thread, at least.
 TILES = 4
 
@@ -282,7 +283,8 @@ class _RowLoopWriter:
                 f"while (rows > {least} && {count} < 2 * threads * rows) rows /= 2;",
             ]
         visits = sum(step.element is not None for step in self.loop.passes)
-        most = TILE_ELEMENTS if visits == 1 else KEPT_ELEMENTS
+        near = f"(a.numel <= {NEAR_ELEMENTS} * threads ? {TILE_ELEMENTS} : {KEPT_ELEMENTS})"
+        most = TILE_ELEMENTS if visits == 1 else near
         return [
             f"int64_t rows = {self.batch.lanes};",
             f"while (rows > 1 && rows * {length} > {most}) rows /= 2;",
