@@ -265,9 +265,7 @@ def _walk_rows(
     is_across = ((is_across and not is_few) or is_short) if order is None else order.is_across
     length = math.prod(space.sizes[: space.reduced])
     keeps = length * (CPU_LANES if is_across else 1) <= MAX_KEPT
-    reductions = [item.function.reduction for item in group.applications if item.function.reduction]
-    is_free = any(item.is_free(is_strict=group.is_strict) for item in reductions)
-    is_long = order is None and not is_across and is_free and length >= CPU_LONG_ROW
+    is_long = order is None and not is_across and length >= CPU_LONG_ROW
     return Walk(space), RowSpec(space.reduced, rows.is_row, is_across, keeps, order, is_long=is_long)
 
 

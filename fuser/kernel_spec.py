@@ -109,7 +109,7 @@ class RowSpec(NamedTuple):
     scans: bool = False
     # Then, on the CPU, whether rows are short, and they and all operands' elements lie one behind the other.
     is_flat: bool = False
-    # On the CPU, whether rows are so long that it pays to combine vectors with each other, where any order serves.
+    # On the CPU, whether rows are so long that what units come to is combined as they come.
     is_long: bool = False
 
     @property

@@ -36,7 +36,7 @@ from fuser.ops import OPS
 pytestmark = pytest.mark.cpu
 
 # Around the sizes of chunks and batches.
-LENGTHS = (1, 2, 3, 7, 31, 100, 1023, 1024, 1025, 5000, 8191, 8192, 8193, 20000, 65537)
+LENGTHS = (1, 2, 3, 7, 31, 100, 1023, 1024, 1025, 2049, 4097, 5000, 8191, 8192, 8193, 20000, 65537)
 
 
 @pytest.fixture(autouse=True)
@@ -524,7 +524,7 @@ OWN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.mark.one_in(5)
-@pytest.mark.parametrize("length", [255, 256, 257, 300, 1023, 1024, 1025, 5000, 8191, 8193, 20000])
+@pytest.mark.parametrize("length", [33, 50, 200, 255, 256, 257, 300, 1023, 1024, 1025, 5000, 8191, 8193, 20000])
 @pytest.mark.parametrize("name", OWN)
 def test_long_rows_in_any_order_are_as_exact_as_torchs(name: str, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "numerics", "fast")
@@ -543,6 +543,24 @@ def test_long_rows_in_any_order_are_as_exact_as_torchs(name: str, length: int, m
         own, torchs = ((item.double() - exact).abs().max() for item in (found[0], made))
         # Of float64 nothing is more exact: some roundings are both's.
         assert own <= 2 * torchs + 8 * torch.finfo(dtype).eps * exact.abs().max()
+
+
+# A sum of short rows, where any order serves, and a user's, whose parts are joined as they come where rows are long.
+@pytest.mark.parametrize(("name", "length"), [("sum", 50), ("sum", 300), ("ordered", 50), ("ordered", 300)])
+def test_vectors_are_taken_apart_once_per_row_where_any_order_serves(
+    name: str, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config, "numerics", "fast")
+    x = draw((5, length), torch.float32)
+    if name == "sum":
+        fused = fuser.fuse(OWN[name])
+        torch.testing.assert_close(fused(x), OWN[name](x))
+        text = fuser.debug_get_fused_kernel_code(fused.groups[0], [x])
+    else:
+        text = fuser.debug_get_fused_kernel_code(alone(total((1,))), [x])
+    assert ("float all" in text) == (name == "sum")
+    assert ("fuser_quarter0(a, all" in text) == (name == "sum" and length == 300)
+    assert ("fuser_join0" in text) == (name == "ordered" and length == 300)
 
 
 def test_tiles_of_what_is_near_are_larger(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 Four vectors of elements, a unit, become one of parts while they are in registers, by two levels of the tree; then the
 parts of all rows of the tile do, which are powers of two beside each other. What is no whole unit goes through buffers.
 Where any order serves, units are combined with each other first, which takes no vector apart: so many at a time that
-sums are as exact as the tree's.
+sums are as exact as the tree's. Units of short rows are a vector of the narrowest type.
 """
 
 from __future__ import annotations
@@ -51,7 +51,13 @@ class AlongBatch(RowBatch):
 
     def size(self, step: RowPass) -> int:
         """Return how many elements are computed together."""
-        return QUARTER * self._lanes(step)
+        lanes = self._lanes(step)
+        return max(lanes, self._narrowest(step)) if self._is_brief(step) else QUARTER * lanes
+
+    def _narrowest(self, step: RowPass) -> int:
+        # Elements of a vector of the narrowest type.
+        items = self.loop.full(step.element) if step.element else []
+        return VECTOR_BYTES // min((item.info.dtype.itemsize for item in items), default=VECTOR_BYTES)
 
     def _lanes(self, step: RowPass) -> int:
         return VECTOR_BYTES // (8 if any(item.type in WIDE_TYPES for item in step.accumulators) else 4)
@@ -80,6 +86,7 @@ class AlongBatch(RowBatch):
             *indent(combine("f", lanes, "h", lanes)),
             *indent(combine("h", 0, "m", 0)),
             "}",
+            *self._join_function(level, step, parameters),
             "",
             "// Each row's parts become one; they are a power of two. What lies behind them is combined in vain.",
             "// Of one row alone, those behind the used ones are the identity, and what becomes of them is, too.",
@@ -98,6 +105,20 @@ class AlongBatch(RowBatch):
             "  for (int64_t i = 0; i < width; ++i) {",
             f"    {self.combine(step, 'block.m{0}[2 * i]', 'block.m{0}[2 * i + 1]', 'block.m{0}[i]')}",
             "  }",
+            "}",
+        ]
+
+    def _join_function(self, level: int, step: RowPass, parameters: Sequence[str]) -> list[str]:
+        # Out of line: units are more.
+        if not self._joins(step):
+            return []
+        given = [f"{side}{item.name}" for side in "fm" for item in step.accumulators]
+        return [
+            "",
+            "// The same, of parts of units.",
+            "__attribute__((flatten, noinline)) static void "
+            f"fuser_join{level}(const fuser_args& a, {', '.join(parameters)}) {{",
+            f"  fuser_quarter{level}(a, {', '.join(given)});",
             "}",
         ]
 
@@ -130,23 +151,35 @@ class AlongBatch(RowBatch):
 
     def begin(self, step: RowPass) -> list[str]:
         """Write what comes before the rows of a tile."""
-        unit, each = self.size(step), self._parts_of(step)
+        unit, each = self.size(step), str(self._parts_of(step))
+        if self._joins(step):
+            each = f"(is_deep ? {QUARTER * QUARTER} : {QUARTER})"
         few = f"size < {unit * STACK} ? {self._lanes(step)}" if self._stacks(step) else f"size < {unit} ? size"
         return [
             "// Parts of a row; what is missing of its tree is the identity.",
             "int64_t size = 1;",
             "while (size < total) size *= 2;",
+            *([f"const bool is_deep = size >= {QUARTER**3 * unit};"] if self._joins(step) else []),
             f"const int64_t parts = {few} : size / {each};",
             "int64_t used = parts;",
         ]
 
     def _stacks(self, step: RowPass) -> bool:
         # Decisions take longer than to take a vector apart.
-        return self.loop.rows.is_long and step.is_free and step.commutes and not step.decides
+        fits = self.loop.rows.is_long or self._narrowest(step) < QUARTER * self._lanes(step)
+        return fits and step.is_free and step.commutes and not step.decides
+
+    def _is_brief(self, step: RowPass) -> bool:
+        # Whether rows have so few vectors that a unit of four would be too many.
+        return self._stacks(step) and not self.loop.rows.is_long
+
+    def _joins(self, step: RowPass) -> bool:
+        # Whether parts of very long rows are joined as they come.
+        return self.loop.rows.is_long and not self._stacks(step)
 
     def _parts_of(self, step: RowPass) -> int:
         # Elements of each part.
-        return QUARTER * (STACK if self._stacks(step) else 1)
+        return self.size(step) * (STACK if self._stacks(step) else 1) // self._lanes(step)
 
     def finish(self, level: int) -> list[str]:
         """Write what comes after them."""
@@ -185,13 +218,49 @@ class AlongBatch(RowBatch):
         ]
 
     def _single(self, level: int, step: RowPass, element: RowPart, known: dict[str, str]) -> list[str]:
-        # Each unit becomes parts; the elements of a row that is less are parts.
+        # Each unit becomes parts.
+        if self._joins(step):
+            return self._joined(level, step, element, known)
         unit, quarter = self.size(step), self._quarter(level, step, "own", "done")
-        few = " ".join(f"block.m{item.name}[row * parts + i] = own{item.name}[i];" for item in step.accumulators)
-        last = [f"if (size < {unit}) {{", f"  for (int i = 0; i < {unit}; ++i) {{ {few} }}"]
-        last += ["} else {", f"  {quarter}", "}"]
+        last = self._last_unit(step, quarter)
         walk = self._units_until("total", step, element, known, [quarter], last)
         return [*walk, f"if (size >= {unit}) used = done / {QUARTER};"]
+
+    def _last_unit(self, step: RowPass, quarter: str) -> list[str]:
+        # The elements of a row, or of its last batch, that is less than a unit are parts.
+        unit = self.size(step)
+        few = " ".join(f"block.m{item.name}[row * parts + i] = own{item.name}[i];" for item in step.accumulators)
+        return [
+            f"if (size < {unit}) {{",
+            f"  for (int i = 0; i < {unit}; ++i) {{ {few} }}",
+            "} else {",
+            f"  {quarter}",
+            "}",
+        ]
+
+    def _joined(self, level: int, step: RowPass, element: RowPart, known: dict[str, str]) -> list[str]:
+        # Four units' parts become a quarter of them at once, where there are many: at the end of a row they would wait
+        # for each other, with nothing else left to do.
+        unit, lanes, names = self.size(step), self._lanes(step), [item.name for item in step.accumulators]
+        span = QUARTER * unit
+        slots = [f"to{name} + (is_deep ? done % {span} : done) / {QUARTER}" for name in names]
+        quarter = f"fuser_quarter{level}(a, {', '.join([*(f'own{name}' for name in names), *slots])});"
+        slots = [f"block.m{name} + row * parts + done / {span} * {lanes}" for name in names]
+        join = f"fuser_join{level}(a, {', '.join([*(f'few{name}' for name in names), *slots])});"
+        nothing = " ".join(f"few{item.name}[i] = {item.identity};" for item in step.accumulators)
+        after = f"if (is_deep && done % {span} == {span - unit}) {join}"
+        return [
+            *(f"alignas(64) {item.type} few{item.name}[{unit}];" for item in step.accumulators),
+            *(f"const auto to{name} = is_deep ? few{name} : block.m{name} + row * parts;" for name in names),
+            *self._units_until(
+                "total", step, element, known, [quarter, after], [*self._last_unit(step, quarter), after]
+            ),
+            f"if (is_deep && done % {span} != 0) {{",
+            f"  for (int64_t i = done % {span} / {QUARTER}; i < {unit}; ++i) {{ {nothing} }}",
+            f"  {join}",
+            "}",
+            f"if (size >= {unit}) used = is_deep ? (done + {span - 1}) / {span} * {lanes} : done / {QUARTER};",
+        ]
 
     def _stacked(self, level: int, step: RowPass, element: RowPart, known: dict[str, str]) -> list[str]:
         # A stack of units becomes parts.
@@ -204,10 +273,20 @@ class AlongBatch(RowBatch):
             *(f"  alignas(64) {item.type} all{item.name}[{unit}];" for item in step.accumulators),
             f"  for (int c = 0; c < {unit}; ++c) {{ {identity} }}",
             *indent(self._units_until("until", step, element, known)),
-            f"  {self._quarter(level, step, 'all', 'begin')}",
+            *indent(self._unstack(level, step)),
             "}",
             f"used = (total + {span - 1}) / {span} * {lanes};",
         ]
+
+    def _unstack(self, level: int, step: RowPass) -> list[str]:
+        # What becomes of a stack's unit.
+        if not self._is_brief(step):
+            return [self._quarter(level, step, "all", "begin")]
+        unit, lanes = self.size(step), self._lanes(step)
+        to = f"block.m{{0}}[row * parts + begin / {self._parts_of(step)} + c]"
+        copy = " ".join(f"{to} = all{{0}}[c];".format(item.name) for item in step.accumulators)
+        join = copy if unit == lanes else self.combine(step, "all{0}[c]", f"all{{0}}[c + {lanes}]", to)
+        return ["#pragma GCC ivdep", f"for (int c = 0; c < {lanes}; ++c) {{ {join} }}"]
 
     def _units_until(
         self,
@@ -257,8 +336,7 @@ class AlongBatch(RowBatch):
         # In loops of one vector of the narrowest type each: a compiler takes one size of vectors
         # for a loop, and what it stores in small ones is slow to load in larger ones.
         unit, stacks = self.size(step), self._stacks(step)
-        narrowest = min((item.info.dtype.itemsize for item in self.loop.full(element)), default=VECTOR_BYTES)
-        count = min(max(self._lanes(step), VECTOR_BYTES // narrowest), unit)
+        count = min(max(self._lanes(step), self._narrowest(step)), unit)
         lines = [f"alignas(64) {item.type} own{item.name}[{unit}];" for item in step.accumulators if not stacks]
         made = " ".join(f"{item.type} e{item.name};" for item in step.accumulators)
         for begin in range(0, unit, count):
