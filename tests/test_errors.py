@@ -449,7 +449,7 @@ def test_wrong_arguments_are_named(call: Callable[[Any], Any], kind: type, messa
         ("cache_dir", "a\0b", "no path has a NUL in it"),
         ("lock_timeout", None, "must be a positive number of seconds"),
         ("compile_timeout", "long", "must be a positive number of seconds"),
-        ("logs", None, "must be a text or names of artifacts"),
+        ("logs", 3, "must be a text or names of artifacts"),
         ("logs", [1], "must be a text or names of artifacts"),
     ],
 )
