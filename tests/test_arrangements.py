@@ -20,6 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import fuser
 from fuser import boxes
 from fuser.compiler import register
+from fuser.fx.backend import compile_graph
 from fuser.graph import GroupBuilder
 from fuser.in_parts import run_around
 from fuser.ops import OPS
@@ -463,3 +464,17 @@ def test_expanded_tensors_lie_as_torchs() -> None:
         except RuntimeError:
             wanted = None
         assert boxes._expand(tuple(shape), tuple(strides), tuple(to)) == wanted
+
+
+@pytest.mark.cpu
+def test_an_alias_keeps_the_stride_of_a_dimension_of_size_one() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor]:
+        seen = torch.ops.aten.alias(torch.logical_not(x))
+        return (torch.logical_and(seen, x) + 1,)
+
+    x = torch.randn(12).as_strided((2, 1, 6), (1, 2, 2))
+    graph_module = make_fx(function, tracing_mode="fake")(x)
+    (made,) = compile_graph(graph_module, "strict")([x])
+    (wanted,) = function(x)
+    assert made.stride() == wanted.stride()
+    assert torch.equal(made, wanted)

@@ -118,9 +118,9 @@ def _bind_view(name: str) -> Callable[..., OpCall | None]:
 
 
 def _bind_alias(self: Any) -> OpCall | None:
-    # What is seen in the shape that it has.
+    # What is seen in the shape that it has; a view would have other strides where a dimension is of size 1.
     value = _static(self)
-    return None if value is None else _view(self, "view.default", tuple(value.shape))
+    return None if value is None else _view(self, "expand.default", tuple(value.shape))
 
 
 def _view(x: Any, name: str, *arguments: Any) -> OpCall | None:
