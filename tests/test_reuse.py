@@ -151,6 +151,13 @@ def test_of_several_results_the_others_have_memory_of_their_own() -> None:
     check(lambda x, y: ((z := x @ y).neg() + (w := y[:40] @ y), z * w), X, Y, count=1)
 
 
+@pytest.mark.cpu
+def test_what_goes_wrong_where_it_is_asked_is_left_to_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A function of nobody's text: others' frames in a traceback are a signal handler's.
+    monkeypatch.setattr(reuse, "find_in_place", max)
+    check(gate_halves, X, Y, count=0)
+
+
 def gate_halves(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     z = x @ y
     return (torch.cat([z[:, :32] * 2, z[:, 32:].relu()], 1),)

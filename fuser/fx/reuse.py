@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from fuser.errors import UnsupportedError
 from fuser.fx.ahead import describe_all
 from fuser.fx.buffers import values_of, write_into, writes_elements
 from fuser.fx.fusion_node import FusionModule
@@ -83,6 +82,7 @@ def _find_in_place(
     key = module.spec.key, described
     if key not in known:
         known[key] = none
-        with ignoring(UnsupportedError):
+        # What goes wrong is left to the call.
+        with ignoring(Exception):
             known[key] = find_in_place(module.spec, described)
     return known[key]
