@@ -65,11 +65,12 @@ def find_columns(
             *(index for *key, index in rows if key == [shape, dims]),
             *(producers[v] for v in group.outputs if shapes[v] == shape),
         }
-        given = [item.desc for item in values[: len(group.inputs)] if item.desc.dtype is not None]
-        full = [desc for desc in given if desc.shape == shape]
-        is_along = full and not lies_across(shape, dims, [item.strides for item in full])
+        given = [(item.desc, item.desc.dtype) for item in values[: len(group.inputs)]]
+        # Numbers are no tensors of one element.
+        full = [(desc, dtype.itemsize) for desc, dtype in given if dtype is not None and desc.shape == shape]
+        is_along = full and not lies_across(shape, dims, [desc.strides for desc, _ in full])
         if is_along and beside - group.needing(columns) and not chosen.keys() & beside:
-            sizes = [item.dtype.itemsize for item in full if item.dtype is not None]
+            sizes = [itemsize for _, itemsize in full]
             length = prod(shape[dim] for dim in dims)
             own = [_part_bytes(values[group.applications[index].tensors[0]].desc.dtype) for index in columns]
             pieces = column_pieces(length, prod(shape) // max(length, 1), sizes, own, processors)
