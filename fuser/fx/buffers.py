@@ -19,6 +19,7 @@ from fuser.fx.nodes import is_fresh, is_static, still_reads
 __all__ = [
     "copy_together",
     "drop_unread_statistics",
+    "gives_items",
     "values_of",
     "write_into",
     "write_results_in_place",
@@ -150,8 +151,13 @@ def writes_elements(module: FusionModule, node: fx.Node) -> bool:
         not (group.reshapes or group.arranges)
         and all(is_static(item) for item in values)
         and len({tuple(item.shape) for item in values}) == 1
-        and all(user.target is operator.getitem for user in node.users) == (len(values) > 1)
+        and gives_items(node)
     )
+
+
+def gives_items(node: fx.Node) -> bool:
+    """Whether a fusion node's users take its results one by one, if it has several."""
+    return all(user.target is operator.getitem for user in node.users) == (len(values_of(node)) > 1)
 
 
 def _find_last_write(item: fx.Node, node: fx.Node, slots: Mapping[fx.Node, int]) -> fx.Node | None:

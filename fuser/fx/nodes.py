@@ -196,9 +196,9 @@ def is_pending(node: fx.Node) -> bool:
 
 
 def _whole(node: fx.Node) -> fx.Node:
-    # What a node is an item of, or the node.
+    # What a node is an item of, or the node: an index of a tensor makes a view.
     source = node.args[0] if node.target is operator.getitem else node
-    return source if isinstance(source, fx.Node) else node
+    return source if isinstance(source, fx.Node) and not isinstance(_known_value(source), torch.Tensor) else node
 
 
 def still_reads(node: fx.Node) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from fuser.fx.ahead import describe_all
-from fuser.fx.buffers import values_of, write_into, writes_elements
+from fuser.fx.buffers import gives_items, values_of, write_into, writes_elements
 from fuser.fx.fusion_node import FusionModule
 from fuser.fx.gains import count_bytes
 from fuser.fx.nodes import is_static
@@ -45,7 +45,8 @@ def write_over_dead(graph_module: fx.GraphModule) -> None:
             if found is not None:
                 chosen[slot] = found
                 free.remove(found)
-        chosen = {slot: item for slot, item in chosen.items() if _find_in_place(module, node, known)[slot]}
+        may_be = _find_in_place(module, node, known) if chosen else ()
+        chosen = {slot: item for slot, item in chosen.items() if may_be[slot]}
         if chosen:
             write_into(node, chosen)
 
@@ -76,8 +77,7 @@ def _find_in_place(
     if writes_elements(module, node):
         return (True,) * len(values_of(node))
     none, described = (False,) * len(values_of(node)), describe_all(node.args)
-    is_whole = all(user.target is operator.getitem for user in node.users) == (len(none) > 1)
-    if described is None or not is_whole:
+    if described is None or not gives_items(node):
         return none
     key = module.spec.key, described
     if key not in known:

@@ -149,12 +149,6 @@ def _is_view(node: fx.Node) -> bool:
     return is_call and (node.target is operator.getitem or not is_fresh(node))
 
 
-def _is_item(node: fx.Node) -> bool:
-    # Of a tuple: of a tensor it is a view.
-    source = node.args[0] if node.target is operator.getitem else None
-    return isinstance(source, fx.Node) and isinstance(source.meta.get("val"), list | tuple)
-
-
 def _count_bytes(node: fx.Node) -> int:
     return 0 if _is_view(node) else count_bytes(node.meta.get("val"))
 
@@ -174,7 +168,7 @@ def find_memory(graph: fx.Graph) -> dict[fx.Node, set[fx.Node]]:
     """
     found: dict[fx.Node, set[fx.Node]] = {}
     for node in graph.nodes:
-        is_own = not _is_view(node) or (_is_item(node) and is_fresh(node))
+        is_own = not _is_view(node) or (node.target is operator.getitem and is_fresh(node))
         found[node] = {node} if is_own else set()
         if not is_own or is_pending(node):
             found[node].update(base for source in node.all_input_nodes for base in found[source])
