@@ -62,11 +62,10 @@ def build(peer: str, case: Case, inputs: list[Any]) -> Run | None:
     if peer.startswith("fuser"):
         config.numerics = "fast" if "fast" in peer else "strict"
         if case.group is not None:
-            return partial(fuser.run_fusion, fuser.register_fusion(case.group()), [*inputs, *case.numbers])
+            call = partial(fuser.run_fusion, fuser.register_fusion(case.group()), [*inputs, *case.numbers])
+            return in_numerics(config.numerics, call)
         function = fuser.fuse(lambda *tensors: case.function(*tensors))
-    if not case.is_backward:
-        return partial(function, *inputs)
-    run = differentiate(function, inputs)
+    run = differentiate(function, inputs) if case.is_backward else partial(function, *inputs)
     return in_numerics(config.numerics, run) if peer.startswith("fuser") else run
 
 
