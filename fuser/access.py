@@ -87,6 +87,12 @@ class Tuning(NamedTuple):
     is_level: bool = False
     # Whether what a team takes at a time lies along the innermost of several dimensions of a row.
     is_straight: bool = False
+    # Of rows in torch's order of planes, which its threads count as larger ones: how many of these a thread has vectors
+    # of at a time, as many of each; in how many turns it has had all of them; and whether no plane is missing of the
+    # last ones. 0: elements go by their number.
+    planes: int = 0
+    laps: int = 1
+    has_all_planes: bool = False
     # Whether blocks have tables of functions, how many of them a processor has then, and how many there are at most.
     looks: bool = False
     resident: int = 0

@@ -226,7 +226,8 @@ def _along(
     if steps <= most and schedule.blocks == 1:
         step = step_of(steps)
         unroll = unroll or max(-(-steps // step) * step, 1)
-        return vector, Tuning(block=block, unroll=unroll, team=team, is_resident=True, multiple=multiple)
+        tuning = Tuning(block=block, unroll=unroll, team=team, is_resident=True, multiple=multiple)
+        return vector, _by_planes(space, rows, vector, tuning, schedule, most)
     unroll, is_few = 1, prod(space.sizes[rows.reduced :]) * team <= ENOUGH_THREADS
     # Few threads take more at a time, the more where each access is narrow.
     most = 4 * MAX_UNROLL if is_few else MAX_UNROLL
@@ -247,7 +248,7 @@ def _along(
     piece, chunk = int(schedule.blocks > 1), unroll * team * vector
     is_straight = multiple > 0 and rows.reduced > 1 and space.sizes[0] % chunk == 0
     multiple = chunk if is_straight else multiple
-    return vector, Tuning(
+    tuning = Tuning(
         block=block,
         unroll=unroll,
         team=team,
@@ -256,6 +257,27 @@ def _along(
         is_straight=is_straight,
         resident=max(ENOUGH_THREADS // PROCESSORS // block, 1) if is_few and not piece else 0,
     )
+    # Vectors that lie in known places take less to be on their way.
+    most = max(2 * in_flight // (vector * bytes_per_element), 1)
+    return vector, _by_planes(space, rows, vector, tuning, schedule, most)
+
+
+def _by_planes(
+    space: IterationSpace, rows: RowSpec, vector: int, tuning: Tuning, schedule: Schedule, most: int
+) -> Tuning:
+    # The same, where threads go from plane to plane. ``most``: vectors of a thread at a time.
+    if not schedule.pitch or rows.reduced != 2:
+        return tuning
+    width, count = space.sizes[:2]
+    chunk = tuning.team * vector
+    # Threads take several planes side by side, or parts of one in turn.
+    beside, groups = chunk // schedule.pitch, -(-width // chunk)
+    laps = 1 if tuning.is_resident else -(-groups // most)
+    each, planes = -(-groups // laps), -(-count // beside)
+    if not tuning.is_resident:
+        planes = min(planes, max(tuning.unroll // each, 1))
+    has_all = count % (planes * beside) == 0
+    return tuning._replace(unroll=planes * each, planes=planes, laps=laps, has_all_planes=has_all)
 
 
 def step_of(count: int, vector: int = 2) -> int:
@@ -429,12 +451,15 @@ def _across(
         unroll = order.schedule.vector
         while vector > 1 and count // vector * threads <= FEW_THREADS and unroll < MOST_ROWS:
             vector, unroll = vector // 2, 2 * unroll
+        if vector == 2 and count * threads <= FEW_THREADS:
+            # What each computes takes longer than to read it.
+            vector = 1
         team = min(SEGMENT // (vector * itemsize), WARP) if threads > 1 else WARP
         team = min(team, power_above(-(-count // vector)))
         blocks, piece = -(-count // (team * vector)), 1
         length = prod(space.sizes[: rows.reduced])
         is_large = is_one_pass and (length * count >= MANY_ELEMENTS or length >= LONG_COLUMN)
-        while is_large and blocks * piece < ENOUGH_BLOCKS and team * threads > WARP * piece and piece < threads:
+        while is_large and blocks * piece < ENOUGH_BLOCKS and team * threads > 2 * WARP * piece and piece < threads:
             piece *= 2
         block = team * threads // piece
         while block * unroll * vector * itemsize > BLOCK_BYTES // 2 and unroll > order.schedule.vector:

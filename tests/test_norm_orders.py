@@ -358,17 +358,19 @@ def test_order_of_fast_batch_norms(sizes: tuple[int, ...], walks_once: bool, is_
     assert any("__cluster_dims__" in text for text in texts) == is_shared
 
 
-# Planes whose rows of threads are not full: what is not there is read elsewhere, by all threads alike.
+# Planes whose rows of threads are not full: what is not there is read elsewhere, by all threads alike. The more there
+# is on its way, the more planes at a time, or parts of one.
 @pytest.mark.cpu
-@pytest.mark.parametrize("size", [7, 14, 25, 30])
+@pytest.mark.parametrize("size", [7, 14, 25, 30, 46])
 def test_planes_that_are_no_multiple_of_threads(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     x = wide(3, 5, size, size)
     rows = x.transpose(0, 1).reshape(5, -1)
     want = as_threads_do("batch_norm_planes", [rows], is_across=False, step=next_plane, merge=merge_plane, plane=size)
-    for most, enough in ((32, 0), (1, 0), (1, 1 << 16)):
+    for most, enough, in_flight in ((32, 0, 128), (1, 0, 128), (1, 1 << 16, 128), (1, 0, 64), (1, 0, 4)):
         monkeypatch.setattr("fuser.ordered_access.MOST_ELEMENTS", most)
         monkeypatch.setattr("fuser.ordered_access.ENOUGH_THREADS", enough)
+        monkeypatch.setattr("fuser.ordered_access.IN_FLIGHT_BYTES", in_flight)
         out, mean, rstd = run("batch_norm", (4, False, False, False, True, 3), input=x)
         assert torch.equal(mean, want[0])
         torch.testing.assert_close(rstd.double(), (rows.double().var(1, correction=0) + 1e-5).rsqrt())

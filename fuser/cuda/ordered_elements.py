@@ -152,18 +152,40 @@ class OrderedElements(AlongText):
         return self.tuning.spare > 0 and site is self._main and name == self.loop.kept[-1]
 
     def _find(self, site: Site) -> list[str]:
+        if self.tuning.planes:
+            return self._find_in_plane()
         if self.order.schedule.pitch:
-            size = self._plane()
             return [
                 f"const fuser_index n = {site.first};",
                 "fuser_index rest = n;",
                 *self.split(self.reduced),
-                f"const int left = n < length && i0 < {size} ? V : 0;",
+                f"const int left = n < length && i0 < {self._plane()} ? V : 0;",
             ]
         if self._is_full or self._has_whole_chunks or not site.is_there:
             return [f"const fuser_index n = {site.first};", "constexpr int left = V;"]
         left = "(length - n < V ? static_cast<int>(length - n) : V)" if self._is_ragged else site.vector
         return [f"const fuser_index n = {site.first};", f"const int left = {site.is_there} ? {left} : 0;"]
+
+    def _find_in_plane(self) -> list[str]:
+        # All but the last vectors of each plane are there, and of the planes that a thread has the first.
+        unit, laps, planes = self.order.schedule.pitch, self.tuning.laps, self.tuning.planes
+        groups, is_lone = self.tuning.unroll // planes, self.tuning.team * self.loop.vector == unit
+        is_there = f"i0 < {self._plane()}"
+        is_there = f"(u % {groups} < {groups - laps} || {is_there})" if groups > laps else is_there
+        if not self.tuning.has_all_planes:
+            is_plane = f"i1 < {self.size(1)}"
+            is_there += f" && (u < {groups} || {is_plane})" if is_lone else f" && {is_plane}"
+        return [
+            f"const fuser_index i0 = begin + u % {groups} * (T * V) + t * V % {unit};",
+            f"const fuser_index i1 = plane + u / {groups} * (T * V / {unit}) + t * V / {unit};",
+            f"const int left = {is_there} ? V : 0;",
+        ]
+
+    def _in_plane(self, item: Operand) -> str:
+        # What all vectors of a thread have in common is added once, and what those of a plane have.
+        unit, groups, stride = self.order.schedule.pitch, self.tuning.unroll // self.tuning.planes, self.stride(item, 1)
+        first = f"row.{item.name} + (plane + t * V / {unit}) * {stride} + (begin + t * V % {unit})"
+        return f"{first} + u / {groups} * (T * V / {unit}) * {stride} + u % {groups} * (T * V)"
 
     def _coordinates(self, site: Site) -> list[str]:
         if self._is_scattered(site) or self.order.schedule.pitch:
@@ -195,6 +217,8 @@ class OrderedElements(AlongText):
         )
 
     def _place_of(self, item: Operand, site: Site) -> str:
+        if self.tuning.planes and item.inner == 1 and not item.is_counter:
+            return self._in_plane(item)
         if site.offset and item.inner == 1 and not item.is_counter:
             # As for rows in the canonical order: what all vectors of a thread have in common is added once.
             if len(self.reduced) == 1:

@@ -218,6 +218,7 @@ class OrderedAlongText(OrderedElements):
         late = [item for item in self._inputs(element) if item not in self._resident()]
         lines += self._divisors(step)
         inside = ["constexpr fuser_index begin = 0;"] if self.tuning.is_resident else []
+        inside += ["constexpr fuser_index plane = 0;"] if inside and self.tuning.planes else []
         if level == 0 and self.tuning.is_resident:
             for site in self._sites:
                 load = self._load_at(self._resident(), site)
@@ -242,6 +243,8 @@ class OrderedAlongText(OrderedElements):
     def _in_rounds(self, step: RowPass, element: RowPart, late: list[Operand], own: list[str]) -> list[str]:
         # ``own``: what a thread does with its vectors where some of them may not be there.
         site = self._main
+        if self.tuning.planes:
+            return self._from_plane_to_plane(own)
         stop = "end - head" if self.order.has_edges else "length"
         chunk = f"{'S * F' if self.tuning.piece else 'N'} * U * V"
         whole = replace(site, is_there="")
@@ -257,6 +260,17 @@ class OrderedAlongText(OrderedElements):
                 "}",
             ]
         return [f"for (fuser_index begin = 0; begin < {stop}; begin += {chunk}) {{", *indent(own), "}"]
+
+    def _from_plane_to_plane(self, own: list[str]) -> list[str]:
+        chunk = f"{self.tuning.unroll // self.tuning.planes} * T * V"
+        step = f"{self.tuning.planes} * (T * V / {self.order.schedule.pitch})"
+        lap = "constexpr fuser_index begin = 0;"
+        if self.tuning.laps > 1:
+            lap = f"for (fuser_index begin = 0; begin < {self.tuning.laps} * {chunk}; begin += {chunk}) {{"
+            own = [*indent(own), "}"]
+        return [
+            f"for (fuser_index plane = 0; plane < {self.size(1)}; plane += {step}) {{", *indent([lap, *own]), "}"
+        ]  # fmt: skip
 
     def _combine(self, level: int, step: RowPass) -> list[str]:
         # What the threads of a row have of a pass becomes one.
