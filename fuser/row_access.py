@@ -59,6 +59,9 @@ SHORT_ROW, SHORT_BYTES = 256, 64
 # Rows up to which vectors of half the length are worth it where those are whole, or single elements where no vectors
 # are, of which a thread keeps so many. Measured on an H200.
 EVEN_ROW, ODD_ROW, ODD_UNROLL = 8192, 1024, 32
+# Rows of words, where they begin between vectors, that are taken as such if they are shorter than the first of these,
+# or longer than the second and no longer than the third. Measured on an H200.
+WORDS = 64, 256, 512
 # Fewer blocks leave some of a large GPU's processors idle: they share rows then. Of those that have rows side by side
 # this many run at a time. Tiles that read memory as fast as more of them do, which have more pieces to add up: measured
 # on an H100.
@@ -83,7 +86,7 @@ PERSISTENT_THREADS = ((1152, 640), (1024, 512))
 STREAMING_BLOCK, STREAMING_UNROLL = 512, 4
 # The same where powers are added up in one walk.
 POWERS_BLOCK, POWERS_UNROLL = 256, 8
-# Rows that are worth a piece.
+# Rows that are worth a second piece on a processor.
 ROWS_OF_TEAM = 4
 # Elements of rows that lie side by side for which a block is enough.
 FEW_TO_ADD = 2048
@@ -164,6 +167,12 @@ def plan_row_walk(
         held_bytes = sum(itemsizes[slot] for slot in moving if slot >= len(group.outputs))
         limits = limits._replace(shared_bytes=limits.shared_bytes * read_bytes // max(held_bytes, 1))
         tuning = _tune_along(group, space, rows, vector, read_bytes, limits)
+        word = max(4 // widest, 1)
+        narrowest = min((widths[slot] for slot in moving if not is_row[slot]), default=vector)
+        if not (pieces or may_share) and rows.reduced == 1 and 1 < word <= narrowest <= vector // 4:
+            words = _tune_along(group, space, rows, word, read_bytes, limits)
+            if _are_fuller(words, word, tuning, vector, space.sizes[0]):
+                vector, tuning = word, words
         chunk = tuning.team * tuning.unroll * vector
         multiple = _multiple(prod(space.sizes[: rows.reduced]), vector, tuning)
         is_straight = rows.reduced > 1 and multiple == chunk * tuning.sharers and space.sizes[0] % chunk == 0
@@ -232,6 +241,16 @@ def _tune_along(
     may_share, accumulators = has_one_pass(group, rows), count_accumulators(group)
     combines = not all(reduction.order == "pick" for reduction in reductions)
     return _along(space, rows, vector, accumulators, bytes_per_element, limits, may_share=may_share, combines=combines)
+
+
+def _are_fuller(words: Tuning, word: int, vectors: Tuning, vector: int, length: int) -> bool:
+    # Whether threads that take words have less to do in vain than those that put vectors together from what lies
+    # around them.
+    if not (words.is_resident and vectors.is_resident) or words.cluster > 1 or vectors.cluster > 1:
+        return False
+    taken, other = words.team * words.unroll * word, vectors.team * vectors.unroll * vector
+    is_better = length < WORDS[0] or WORDS[1] < length <= WORDS[2]
+    return is_better or 10 * taken <= 9 * other
 
 
 def _multiple(length: int, vector: int, tuning: Tuning) -> int:
@@ -415,8 +434,10 @@ def column_pieces(length: int, rows: int, itemsizes: Sequence[int], part_bytes: 
     tuning = _persistent(length, vector)
     if tuning.unroll > MOST_PERSISTENT or stacked_bytes(tuning, vector, part_bytes) > STATIC_SHARED_BYTES - PARTS_BYTES:
         return 0
-    most = rows // (ROWS_OF_TEAM * (tuning.block // tuning.team))
-    return processors * min(persistent_blocks(tuning), most // processors)
+    most = rows // (tuning.block // tuning.team)
+    if most < processors:
+        return 0
+    return processors * max(min(persistent_blocks(tuning), most // (ROWS_OF_TEAM * processors)), 1)
 
 
 def _team(steps: int, unroll: int) -> int:
