@@ -111,6 +111,31 @@ def test_transforms_of_a_traced_graph_and_of_the_functor(name: str) -> None:
         torch.testing.assert_close(found, TRANSFORMS[name](plain, x, y))
 
 
+class Scaled(torch.nn.Linear):
+    """A fused function of what requires grad, that asks for a size, and one that writes to ``out=``."""
+
+    def forward(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        y = super().forward(x)
+        return clip_rows(y) if out is None else clip_rows(x, out=out) + y
+
+
+@fuser.fuse
+def clip_rows(x: torch.Tensor) -> torch.Tensor:
+    return x.abs().relu() / x.shape[0] if x.shape[0] > 2 else x
+
+
+@pytest.mark.cpu
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit.trace.*:DeprecationWarning")
+def test_torchs_own_traces_go_through_fused_functions() -> None:
+    model, x = Scaled(4, 4), torch.randn(3, 4)
+    traced = torch.jit.trace(model, (x,))
+    x = torch.randn(5, 4)
+    assert torch.equal(traced(x), clip_rows.function(torch.nn.Linear.forward(model, x)))
+    out = torch.zeros(5, 4)
+    torch.export.export(model, (x, out)).module()(x, out)
+    assert torch.equal(out, clip_rows.function(x))
+
+
 @pytest.mark.cpu
 def test_forward_mode_and_plain_autograd_through_a_traced_graph() -> None:
     axpy = fuser.create_jit_fn(AXPY, alpha=1.0)

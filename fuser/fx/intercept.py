@@ -85,9 +85,9 @@ _ABOUT_OBJECTS = frozenset(("__repr__", "__str__", "__format__", "__hash__", "__
 
 
 def is_traced(values: Sequence[Any]) -> bool:
-    """Whether a call with these arguments is part of what somebody else traces with torch.fx."""
+    """Whether a call with these arguments is part of what somebody else traces, with torch.fx or torch.jit."""
     modes = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-    return any(isinstance(item, fx.Proxy | Intercept) for item in (*modes, *values))
+    return torch._C._is_tracing() or any(isinstance(item, fx.Proxy | Intercept) for item in (*modes, *values))
 
 
 @contextmanager

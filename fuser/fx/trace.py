@@ -263,7 +263,7 @@ class FusedFunction(Replayer, Generic[P, R]):
         is_exported = torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
         if is_exported or is_traced((*args, *kwargs.values())):
             # Somebody else is tracing.
-            return self.function(*args, **kwargs)
+            return self._call_plainly(*args, **kwargs)
         if current() is not None:
             key, leaves = self._sort(args, kwargs)
             entry = self._find_trace(key, tuple(map(stand_in, leaves)))
