@@ -936,6 +936,12 @@ def test_batches_of_gradients() -> None:
     options = {"vectorize": True, "strategy": "forward-mode"}
     jacobian = torch.autograd.functional.jacobian(wave, x.detach(), **options)
     torch.testing.assert_close(jacobian, slope.diag())
+    # And gradients of those, of what only some elements go through.
+    root = fuser.jit_fn("template <typename T> T root(T x) { return x > T(0) ? sqrt(x) : T(0); }")
+    x = torch.tensor([0.0, 4.0], dtype=torch.float64)
+    for options in ({"create_graph": True}, {"outer_jacobian_strategy": "forward-mode"}):
+        hessian = torch.autograd.functional.hessian(lambda x: root(x).sum(), x, vectorize=True, **options)
+        torch.testing.assert_close(hessian, torch.diag(torch.tensor([0, -1 / 32], dtype=torch.float64)))
 
 
 def test_what_cannot_be_fused_is_differentiated_by_torch() -> None:

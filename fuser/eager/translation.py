@@ -74,7 +74,9 @@ class Translation:
         """
         if self.graph_module is not None:
             given = [as_stored(item, kind) for item, kind in zip(arguments, self.types, strict=True)]
-            return tuple(map(restore, self.graph_module(*given), self.output_types))
+            is_batched = any(isinstance(item, torch.Tensor) and _is_batched(item) for item in given)
+            run = _OnBatches(self.graph_module).run if is_batched else self.graph_module
+            return tuple(map(restore, run(*given), self.output_types))
         return self.interpret(*arguments)
 
     def interpret(self, *arguments: Any) -> tuple[torch.Tensor, ...]:
@@ -86,6 +88,20 @@ class Translation:
         device = next(item.device for item in arguments if isinstance(item, torch.Tensor))
         results = _interpret(self.functor, None, self.compute, values, is_differentiable=self.is_differentiable)
         return tuple(restore(_tensor(value, device), value.dtype) for value in results)
+
+
+class _OnBatches(fx.Interpreter):
+    """Runs a graph on batches of ``torch.autograd.grad(is_grads_batched=True)``, for which torch has no ``detach``."""
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target is aten.detach.default and _is_batched(args[0]):
+            with torch.no_grad():
+                return args[0].clone()
+        return super().call_function(target, args, kwargs)
+
+
+def _is_batched(item: torch.Tensor) -> bool:
+    return torch._C._functorch.is_legacy_batchedtensor(item)
 
 
 def translate(
