@@ -63,6 +63,12 @@ CONSTRUCTS: tuple[Construct, ...] = (
     one("casts", "return T((int)x) + static_cast<T>(int(x * T(2))) + (T)-x + (T)(x) * 2 + T{x};", is_total=False),
     one("cast_before_minus", "return T(1) + (T)-x * x;"),
     one("parentheses", "return (x) - (x) * (x) + (x)-T(1);"),
+    one(
+        "keywords_that_convert",
+        "if (unsigned(x > T(0)) > 0u) return (short(70000)) + (long{1}) * x; unsigned long (n) = 3; "
+        "return T(U (2) - 3 > (unsigned/**/(n))) - (signed(n) % 2) * x;",
+        "#define U unsigned",
+    ),
     one("alias", "using U = T; typedef T V; U a = x; V b = a; return a + b;"),
     one("auto_type", "auto a = x * 2; auto b = 1 / 2; const auto& c = a; return T(a + b + c);"),
     one("decltype_cast", "return decltype(x)(3) * x + T(decltype(x * 2.0){0.5} / 3) + decltype(x)();"),

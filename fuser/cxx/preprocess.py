@@ -23,7 +23,7 @@ Place = tuple[int, int]
 # Without one of these there is nothing to do.
 _SPECIAL = re.compile(
     r"#|%[:>]|<[%:]|:>|\\\s*\n|\\\s*\Z|\b__\w+__\b|\b_Pragma\b|\bdecltype\b|_bit_cast\b"
-    r"|(?:\breturn|[-(=?:+*/&|])\s*\btypename\b|\r(?!\n)"
+    r"|(?:\breturn|[-(=?:+*/&|])\s*\btypename\b|\b(?:unsigned|signed|short|long)\s*[({/]|\r(?!\n)"
 )
 # The other patterns are compiled when re first uses them: most texts have none of these.
 # A line that goes on in the next one.
@@ -61,6 +61,10 @@ QUALIFIERS = (
 )
 # A call with a type among its arguments, which the parser does not know, as it knows it.
 _BIT_CAST = {"__builtin_bit_cast": (("To", "from"), "(*reinterpret_cast<const To*>(&(from)))")}
+# Keywords that convert, as in ``(unsigned(x) > 1)``, which the parser does not know in parentheses: the types by names
+# that it knows. Behind another such word they are the end of a type, and what follows is declared.
+_CONVERTS = {"unsigned": "uint32_t", "signed": "int32_t", "short": "int16_t", "long": "int64_t"}
+_PARTS_OF_TYPES = {*_CONVERTS, "int", "char", "double"}
 # Macros that no functor defines or ends: the kernel's own, and those by which compilers say what they are.
 _NOT_TO_DEFINE = r"(?i)fuser_\w*|__cplusplus|_OPENMP|__(?:CUDA|NVCC|GNUC|clang|STDC)\w*"
 _MAX_TOKENS = 100_000
@@ -200,6 +204,7 @@ class _Preprocessor:
             pending = []
             self.direct(token)
         out += self.expand(pending, frozenset())
+        out = [*_name_conversions(out)]
         for _, _, token in self.conditions:
             self.report(token, "#if without #endif")
         starts = tuple(accumulate((len(token.text) for token in out), initial=0))[:-1]
@@ -444,6 +449,17 @@ def _end_of_cast(tokens: list[Token], at: int, before: list[Token]) -> int:
     _, end = _split_arguments(tokens, opening)
     following = _next_word(tokens, end)
     return end if following >= 0 and tokens[following].text in {"(", "{"} else 0
+
+
+def _name_conversions(tokens: list[Token]) -> Iterator[Token]:
+    before = ""
+    for at, token in enumerate(tokens, 1):
+        name = None if before in _PARTS_OF_TYPES else _CONVERTS.get(token.text)
+        if name and (following := _next_word(tokens, at)) >= 0 and tokens[following].text in {"(", "{"}:
+            yield Token("name", name, token.origin, is_copied=False)
+        else:
+            yield token
+        before = token.text if _is_word(token) else before
 
 
 def _split_arguments(tokens: list[Token], opening: int) -> tuple[list[list[Token]], int]:

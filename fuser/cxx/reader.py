@@ -33,11 +33,9 @@ __all__ = [
     "take_apart",
 ]
 
-# Type names that are no keywords, and keywords that the parser takes for names where parentheses follow. A functor's
-# own names come first.
+# Type names that are no keywords. A functor's own names come first.
 TYPES = frozenset(
-    "int8_t int16_t int32_t int64_t uint8_t uint16_t uint32_t uint64_t size_t ptrdiff_t complex nullptr_t "
-    "short long signed unsigned".split()
+    "int8_t int16_t int32_t int64_t uint8_t uint16_t uint32_t uint64_t size_t ptrdiff_t complex nullptr_t".split()
 )
 # A namespace: its names from the outside in.
 Path = tuple[str, ...]
