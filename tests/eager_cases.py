@@ -64,6 +64,13 @@ CONSTRUCTS: tuple[Construct, ...] = (
     one("cast_before_minus", "return T(1) + (T)-x * x;"),
     one("parentheses", "return (x) - (x) * (x) + (x)-T(1);"),
     one(
+        "values_taken_for_types",
+        "T v[2] = {x, T(2)}; int i = 1; auto l = [](T a) { return a * 3; }; "
+        "bool b = (x) < T(3) && (x) > T(-3), c = (x) && x > T(0) || (i) && (v[i & 1]) <= (v[(i & 0)]) && b; "
+        "return (std::fabs(x)) - (x) * 3 + (l)(x) + (n::k) + (n::twice(x)) - (T(b)) * 2 + (v[i & i]) - (T(c));",
+        "namespace n { constexpr int k = 4; template <typename T> T twice(T x) { return x * 2; } }",
+    ),
+    one(
         "keywords_that_convert",
         "if (unsigned(x > T(0)) > 0u) return (short(70000)) + (long{1}) * x; unsigned long (n) = 3; "
         "return T(U (2) - 3 > (unsigned/**/(n))) - (signed(n) % 2) * x;",

@@ -217,7 +217,11 @@ def _binary(reader: Reader, node: tree_sitter.Node) -> Pieces:
 
 
 def _unary(reader: Reader, node: tree_sitter.Node) -> Pieces:
-    return [_operator(reader, node.children[0]), *take_apart(reader, field(node, "argument"))]
+    operator, rest = _operator(reader, node.children[0]), take_apart(reader, field(node, "argument"))
+    if operator.operator == "&" and isinstance(rest[0], Piece) and rest[0].operator == "&":
+        # (a) && b, taken for a cast of the address of an address, which nothing has.
+        return [Piece(operator.place, "&&"), *rest[1:]]
+    return [operator, *rest]
 
 
 def _operator(reader: Reader, node: tree_sitter.Node) -> Piece:
@@ -238,12 +242,16 @@ def _parenthesized(reader: Reader, node: tree_sitter.Node) -> Expression | Piece
 
 def _cast(reader: Reader, node: tree_sitter.Node) -> Expression | Pieces:
     kind, value = field(node, "type"), field(node, "value")
-    if _names_type(reader, kind):
+    declarator = kind.child_by_field_name("declarator")
+    # Nothing is cast to the type of a function or an array: (T(a)) - b, and a may be a call or an element.
+    of_type = declarator is None or declarator.type not in {"abstract_function_declarator", "abstract_array_declarator"}
+    if of_type and _names_type(reader, kind):
         return [Piece(reader.place(node), "", read_type(reader, kind)), *take_apart(reader, value)]
+    (name,) = read_again(reader, f"({text_of(kind)})", kind.start_byte - 1)
     if value.type == "parenthesized_expression":
-        return Call(reader.place(node), _name(reader, kind), (read_expression(reader, _inner(value)),))
+        return Call(reader.place(node), name, (read_expression(reader, _inner(value)),))
     # (a) - b, taken for a cast of -b.
-    return [_name(reader, kind), *take_apart(reader, value)]
+    return [name, *take_apart(reader, value)]
 
 
 def _call(reader: Reader, node: tree_sitter.Node) -> Expression | Pieces:
