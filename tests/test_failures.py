@@ -114,6 +114,10 @@ BROKEN = {
     "an empty file": ('while [ "$1" != -o ]; do shift; done; : > "$2"', "it wrote none"),
     "reads stdin": ("cat; exit 1", "exit status 1"),
     "crashes": ("echo 'f:1:1: internal compiler error: Segmentation fault'; exit 4", "internal compiler error"),
+    "crashes, and says where": (
+        "echo 'f:1:1: error: unrecognizable insn:'; echo 'f:1:1: internal compiler error: in insn'; exit 1",
+        "unrecognizable insn",
+    ),
     "disk full": (
         "echo 'failing:1:1: error: bad'; echo '/t/ccAb12Cd.s: No space left on device'; exit 1",
         "exit status 1: /t/...: No space left on device",
@@ -150,6 +154,17 @@ def test_a_compiler_that_fails_is_tried_again(name: str, make_compiler: Callable
     assert fn(x).tolist() == [3, 3, 3]
     assert jump(x).tolist() == [1, 1, 1]
     assert (fuser.stats()["launches"], fuser.stats()["fallbacks"]) == (2, {})
+
+
+@pytest.mark.cpu
+def test_a_compiler_that_breaks_on_a_right_text_need_not_vectorise(make_compiler: Callable[[str], Path]) -> None:
+    make_compiler(
+        'case "$*" in *-fno-tree-vectorize*) exec REAL "$@";; esac; '
+        "echo 'failing:1:1: internal compiler error: in insn'; exit 1"
+    )
+    fuser.reset_stats()
+    assert new_functor("return x * T(3);")(torch.ones(3)).tolist() == [3, 3, 3]
+    assert (fuser.stats()["launches"], fuser.stats()["fallbacks"]) == (1, {})
 
 
 @pytest.mark.cpu

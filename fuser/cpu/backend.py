@@ -58,6 +58,8 @@ _OF_THE_MACHINE = re.compile(
     "|Resource temporarily unavailable|Killed signal|terminated program|Permission denied"
 )
 _ERROR = re.compile("error")
+# Of gcc itself: it broke on a text that is right, mostly where it vectorises.
+_BROKEN = re.compile(r"^\S+: internal compiler error: ", re.MULTILINE)
 # Said by the linker, of a function that is declared and defined nowhere: GNU ld says reference, others say symbol.
 _UNDEFINED = re.compile("[Uu]ndefined (?:reference to|symbol).*")
 # Names that gcc and clang give their temporary files.
@@ -285,6 +287,8 @@ def build_image(source: KernelSource) -> bytes:
     with _explained(compiler.command[0]), scratch_folder() as folder, compiler_slots():
         target = folder / "kernel.so"
         status, log = _compile(compiler, flags, source, target)
+        if status and _BROKEN.search(log):
+            status, log = _compile(compiler, (*flags, "-fno-tree-vectorize"), source, target)
         if status == 0 and target.is_file() and target.stat().st_size:
             warn_of_texts(source, parse_gcc_log(log, source.functor_labels))
             return target.read_bytes()
@@ -293,7 +297,7 @@ def build_image(source: KernelSource) -> bytes:
     # What a diagnosis of the text says, or quotes, is no word of the machine.
     is_of_text = any(item.functor in source.functor_labels for item in diagnostics)
     is_of_machine = not is_of_text and _OF_THE_MACHINE.search(log)
-    if status < 0 or is_of_machine or not (diagnostics or _UNDEFINED.search(log)):
+    if status < 0 or is_of_machine or _BROKEN.search(log) or not (diagnostics or _UNDEFINED.search(log)):
         raise CompilerFailedError(f"{compiler.command[0]} made no kernel: {_describe(status, log)}")
     raise build_compile_error(source, compiler.command[0], diagnostics, " ".join(flags), log)
 
