@@ -848,6 +848,18 @@ CONSTRUCTS: tuple[Construct, ...] = (
         dtypes=(torch.float32,),
     ),
     one(
+        "operators_of_a_struct",
+        "Z<T> a{x}, b{T(2)}; a += b; a *= T(3); Z<T> c = -a; c++; if (x > T(0)) ++c; "
+        "return c.v + a[2] + a(x, b) + Z<T>{x}() + T(!c);",
+        "template <typename T> struct Z { T v; Z& operator+=(const Z& o) { v += o.v; return *this; } "
+        "Z operator+(const Z& o) const { return {v - o.v}; } Z operator-() const { return {T(1) - v}; } "
+        "bool operator!() const { return v < 0; } T operator[](int i) const { return v * i; } "
+        "T operator()() const { return v; } T operator()(T a, Z b) const { return v * a - b.v; } "
+        "Z& operator++() { v += 2; return *this; } void operator++(int) { v += 5; } }; "
+        "template <typename T> Z<T>& operator*=(Z<T>& a, T s) { a.v *= s; return a; }",
+        dtypes=(torch.float32,),
+    ),
+    one(
         "constants_of_constants",
         "return x * PI2 + T(N2);",
         "constexpr double PI = 3.14159; constexpr double PI2 = PI * 2; constexpr int N1 = 3, N2 = N1 * N1;",

@@ -8,7 +8,7 @@ import torch
 
 from fuser.cxx.functor import MATH_FUNCTIONS
 from fuser.cxx.nodes import Call, Expression, Member, Name, NamedType, TypeSyntax
-from fuser.eager.calls import call_functions, members_of, write
+from fuser.eager.calls import call_functions, call_operator, members_of, write
 from fuser.eager.data import PLACE, Value, constant
 from fuser.eager.locations import find_limit_named, follow, point_at, pun
 from fuser.eager.math import functions
@@ -17,7 +17,7 @@ from fuser.eager.resolve import resolve
 from fuser.eager.state import State
 from fuser.eager.storage import Closure, Location, NoTranslation, Thing
 from fuser.eager.types import ClassType, describe_type
-from fuser.eager.walk import class_scope, evaluate, locate, number_of
+from fuser.eager.walk import class_scope, load, locate, number_of
 
 __all__ = ["BESIDE_NUMBERS", "call"]
 
@@ -81,10 +81,13 @@ def _is_shadowed(state: State, name: str, operands: Sequence[Location]) -> bool:
 
 
 def _call_closure(state: State, node: Call, function: Expression) -> Thing:
-    closure = evaluate(state, function)
+    callee, operands = locate(state, function), _operands_of(state, node)
+    own = call_operator(state, "()", (callee, *operands)) if isinstance(callee.type, ClassType) else None
+    if own is not None:
+        return own
+    closure = load(state, callee)
     if not isinstance(closure, Closure):
         raise NoTranslation("a call of something that is no function")
-    operands = _operands_of(state, node)
     return call_functions(state, (closure.syntax.function,), (), operands, closure.scope)
 
 

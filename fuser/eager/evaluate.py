@@ -66,9 +66,12 @@ def _unary(state: State, node: Unary) -> Thing:
         return _load(state, node)
     if node.operator == "&":
         return _address(state, node.operand)
-    found = number_of(state, node.operand)
+    found = evaluate(state, node.operand)
     PLACE.set(node.place)
-    return unary(node.operator, found)
+    if isinstance(found, Value):
+        return unary(node.operator, found)
+    own = call_operator(state, node.operator, (Fixed(found, state.mask),))
+    return _wanted(own, node.operator)
 
 
 def _address(state: State, node: Expression) -> Pointer:
@@ -108,9 +111,14 @@ def _combine(state: State, operator: str, left: Thing, right: Thing) -> Thing:
     if isinstance(left, Pointer) and isinstance(right, Pointer) and left.targets is right.targets:
         return binary(operator, left.offset, right.offset)
     own = call_operator(state, operator, (Fixed(left, state.mask), Fixed(right, state.mask)))
-    if own is not None:
-        return own
-    raise NoTranslation(f"the operator {operator} on something that is no number")
+    return _wanted(own, operator)
+
+
+def _wanted(own: Thing | None, operator: str) -> Thing:
+    # What the functor's own operator made, which there has to be.
+    if own is None:
+        raise NoTranslation(f"the operator {operator} on something that is no number")
+    return own
 
 
 def _short_circuit(state: State, node: Binary) -> Value:
@@ -153,6 +161,11 @@ def _assign(state: State, node: Assign) -> Location:
         return location
     thing = evaluate(state, node.value)
     location = locate(state, node.target)
+    if node.operator and isinstance(location.type, ClassType):
+        operator = f"{node.operator}="
+        PLACE.set(node.place)
+        _wanted(call_operator(state, operator, (location, Fixed(thing, state.mask))), operator)
+        return location
     if node.operator:
         old = load(state, location)
         PLACE.set(node.place)
@@ -164,6 +177,12 @@ def _assign(state: State, node: Assign) -> Location:
 
 def _step(state: State, node: Increment) -> Thing:
     location = locate(state, node.target)
+    if isinstance(location.type, ClassType):
+        operator = node.operator * 2
+        # The one behind takes an int, which says so.
+        behind = () if node.is_prefix else (Fixed(constant(0, torch.int32), state.mask),)
+        PLACE.set(node.place)
+        return _wanted(call_operator(state, operator, (location, *behind)), operator)
     old = load(state, location)
     PLACE.set(node.place)
     new = convert_implicitly(state, _combine(state, node.operator, old, constant(1, torch.int32)), location.type)

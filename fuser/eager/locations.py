@@ -9,6 +9,7 @@ import torch
 
 from fuser.cxx.nodes import Conditional, Expression, Index, Member, Name, NamedType, TypeSyntax, Unary
 from fuser.cxx.statements import Alias, Struct
+from fuser.eager.calls import call_operator
 from fuser.eager.data import PLACE, Value, constant, needs_values
 from fuser.eager.limits import find_constant, find_limit
 from fuser.eager.masks import LaneCondition
@@ -83,6 +84,10 @@ def _locate_element(state: State, node: Index) -> Location:
     PLACE.set(node.place)
     if isinstance(base.type, ArrayOf):
         return _element_at(state, parts_of(base), convert(at, torch.int64), base.type.element)
+    if isinstance(base.type, ClassType):
+        own = call_operator(state, "[]", (base, Fixed(at, state.mask)))
+        if own is not None:
+            return Fixed(own, state.mask)
     pointer = base.load(state)
     if not isinstance(pointer, Pointer):
         raise NoTranslation("an index into something that is no array")
