@@ -860,6 +860,17 @@ CONSTRUCTS: tuple[Construct, ...] = (
         dtypes=(torch.float32,),
     ),
     one(
+        "types_of_a_struct",
+        "typename A<T>::type s = x; s /= 3; using S = A<T>; P<T> p; p.a = 3; p.b[1] = x; "
+        "return s + typename A<int>::type(x * 2) / 2 + S::k * typename S::type(0.1) + p.get() + first(P<T>{x}) "
+        "+ std::complex<float>::value_type(3);",
+        "template <typename U> struct A { using type = U; static constexpr int k = 2; }; template <> struct "
+        "A<float> { typedef double type; static constexpr type k = 3; }; template <typename U> struct P { "
+        "typedef U value; using two = value[2]; value a; two b; value get() const { return value(a) * b[1]; } }; "
+        "template <typename C> typename P<C>::value first(P<C> p) { typename P<C>::value r = p.a; return r * 3; }",
+        is_total=False,
+    ),
+    one(
         "constants_of_constants",
         "return x * PI2 + T(N2);",
         "constexpr double PI = 3.14159; constexpr double PI2 = PI * 2; constexpr int N1 = 3, N2 = N1 * N1;",

@@ -168,7 +168,7 @@ def _names_type(reader: Reader, node: tree_sitter.Node) -> bool:
         case "qualified_identifier":
             path, outer, inner = _split(reader, node)
             if outer is not None:
-                return text_of(inner) in {"type", "value_type"}
+                return text_of(inner) in reader.member_types
             if path != STD:
                 return reader.kind(_template_name(inner), path) == "type"
             return text_of(inner) in TYPES or (inner.type not in _NAMES and _names_type(reader, inner))

@@ -102,6 +102,8 @@ class Reader:
     functions: dict[str, list[FunctionDefinition]] = field(default_factory=dict)
     # The template arguments that a class's own name stands for inside of it, where none are written.
     own_arguments: dict[str, tuple[TypeSyntax | Expression, ...]] = field(default_factory=dict)
+    # The names of types that classes have.
+    member_types: set[str] = field(default_factory=lambda: {"type", "value_type"})
     # Functions that are called and declared nowhere.
     externals: dict[str, Place] = field(default_factory=dict)
     # Bytes before a text that is read again by itself.

@@ -137,7 +137,7 @@ class Return(Statement):
 
 @dataclass(frozen=True, slots=True)
 class Struct(Statement):
-    """A class without bases: its fields, in order, its functions, and its constants, which are no part of an object."""
+    """A class without bases: its fields, in order, its functions, and what is no part of an object."""
 
     name: str
     template: tuple[TemplateParameter, ...]
@@ -146,6 +146,8 @@ class Struct(Statement):
     constants: tuple[Declarator, ...] = ()
     # Of ``template <> struct S<int> {...}``: the template arguments; None: no specialisation.
     special: tuple[TypeSyntax | Expression, ...] | None = None
+    # Types that it names: ``using type = float;``.
+    aliases: tuple[Alias, ...] = ()
 
     @property
     def constructors(self) -> tuple[FunctionDefinition, ...]:

@@ -266,6 +266,7 @@ def _struct(
     fields: list[Declarator] = []
     constants: list[Declarator] = []
     members: list[tree_sitter.Node] = []
+    aliases: list[Statement] = []
     with reader.scope():
         for child in named(body):
             declarator = function_declarator(child)
@@ -283,11 +284,15 @@ def _struct(
                     # A constructor is no function that could be called: its name stays the type's.
                     reader.declare(name, "function")
                 members.append(child)
+            elif child.type in {"alias_declaration", "type_definition"}:
+                aliases += _alias(reader, child)
             elif child.type not in {"access_specifier", *IGNORED}:
                 raise reader.refuse(child, f"the member {text_of(child).splitlines()[0]!r}")
         functions = tuple(_member_function(reader, child) for child in members)
     reader.own_arguments = outer
-    return Struct(reader.place(node), full, template, tuple(fields), functions, tuple(constants))
+    named_types = tuple(item for item in aliases if isinstance(item, Alias))
+    reader.member_types.update(item.name for item in named_types)
+    return Struct(reader.place(node), full, template, tuple(fields), functions, tuple(constants), aliases=named_types)
 
 
 def _member_function(reader: Reader, node: tree_sitter.Node) -> FunctionDefinition:

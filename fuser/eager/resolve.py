@@ -73,20 +73,28 @@ def _length_of(state: State, node: Expression) -> int:
 def _resolve_name(state: State, node: NamedType) -> CppType:
     found = state.scope.find(node.name)
     if isinstance(found, Struct):
-        return instantiate(state, found, [resolve_argument(state, item) for item in node.arguments])
+        kind = instantiate(state, found, [resolve_argument(state, item) for item in node.arguments])
+        return _member_type(state, node, kind)
     if isinstance(found, Alias):
         bindings = _bind(state, found, [resolve_argument(state, item) for item in node.arguments])
         with state.within(Scope(state.globals, bindings)):
-            return resolve(state, found.type)
+            return _member_type(state, node, resolve(state, found.type))
     if isinstance(found, CPP_TYPES):
-        if node.member and isinstance(found, torch.dtype):
-            # std::complex<T>::value_type.
-            return found.to_real() if found.is_complex else _missing(node)
-        return found
+        return _member_type(state, node, found)
     known = builtin_type(node.name) if found is None else None
     if known is not None:
         return known
     return _resolve_std(state, node)
+
+
+def _member_type(state: State, node: NamedType, kind: CppType) -> CppType:
+    # The type that a class names, or std::complex<T>::value_type; of no member, the type itself.
+    if not node.member:
+        return kind
+    if isinstance(kind, ClassType):
+        found = class_scope(state, kind.struct, dict(kind.bindings)).names.get(node.member)
+        return found if isinstance(found, CPP_TYPES) else _missing(node)
+    return kind.to_real() if isinstance(kind, torch.dtype) and kind.is_complex else _missing(node)
 
 
 def _resolve_std(state: State, node: NamedType) -> CppType:

@@ -51,9 +51,11 @@ def run_block(state: State, statements: Sequence[Statement]) -> None:
 
 
 def class_scope(state: State, struct: Struct, bindings: Mapping[str, Any]) -> Scope:
-    """Return what a class has without an object, for template arguments by name: those, and its constants."""
+    """Return what a class has without an object, for template arguments by name: those, its types, its constants."""
     scope = Scope(state.globals, dict(bindings))
     with state.within(scope):
+        for alias in struct.aliases:
+            run(state, alias)
         for item in struct.constants:
             run(state, Declaration(item.place, (item,)))
     return scope
