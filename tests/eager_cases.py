@@ -119,6 +119,7 @@ CONSTRUCTS: tuple[Construct, ...] = (
     ),
     one("chain", "T a, b, c; a = b = c = x * T(2); return a + b + c;"),
     one("ternary", "return x > T(1) ? x : x < T(-1) ? -x : T(0.25);"),
+    one("ternary_expected", "return __builtin_expect(!!(x > T(1)), 1) ? x : T(sizeof(__builtin_expect(1, 0)));"),
     one("ternary_types", "return x > T(0) ? 1 : 2.5;"),
     one("ternary_constant", "return x / (sizeof(T) > 1 ? 2 : 2.5f);"),
     one("assignment_value", "T y; if ((y = x + T(1)) > T(0)) return y; return -y;"),

@@ -22,7 +22,7 @@ Place = tuple[int, int]
 
 # Without one of these there is nothing to do.
 _SPECIAL = re.compile(
-    r"#|%[:>]|<[%:]|:>|\\\s*\n|\\\s*\Z|\b__\w+__\b|\b_Pragma\b|\bdecltype\b|_bit_cast\b"
+    r"#|%[:>]|<[%:]|:>|\\\s*\n|\\\s*\Z|\b__\w+__\b|\b_Pragma\b|\bdecltype\b|_bit_cast\b|_builtin_expect\b"
     r"|(?:\breturn|[-(=?:+*/&|])\s*\btypename\b|\b(?:unsigned|signed|short|long)\s*[({/]|\r(?!\n)"
 )
 # The other patterns are compiled when re first uses them: most texts have none of these.
@@ -59,8 +59,12 @@ QUALIFIERS = (
     "__device__ __host__ __global__ __constant__ __shared__ __managed__ __forceinline__ __noinline__ __restrict__ "
     "__inline__".split()
 )
-# A call with a type among its arguments, which the parser does not know, as it knows it.
-_BIT_CAST = {"__builtin_bit_cast": (("To", "from"), "(*reinterpret_cast<const To*>(&(from)))")}
+# What is no function as C++ has them: a call with a type among its arguments, which the parser does not know, as it
+# knows it, and one that is worth its first argument.
+_BUILTINS = {
+    "__builtin_bit_cast": (("To", "from"), "(*reinterpret_cast<const To*>(&(from)))"),
+    "__builtin_expect": (("value", "expected"), "int64_t(value)"),
+}
 # Keywords that convert, as in ``(unsigned(x) > 1)``, which the parser does not know in parentheses: the types by names
 # that it knows. Behind another such word they are the end of a type, and what follows is declared.
 _CONVERTS = {"unsigned": "uint32_t", "signed": "int32_t", "short": "int16_t", "long": "int64_t"}
@@ -181,7 +185,7 @@ class _Preprocessor:
     def __init__(self, source: str) -> None:
         self.source = source
         self.macros = dict.fromkeys(QUALIFIERS, _Macro()) | {"__launch_bounds__": _WHATEVER_ARGUMENTS}
-        for name, (parameters, body) in _BIT_CAST.items():
+        for name, (parameters, body) in _BUILTINS.items():
             self.macros[name] = _Macro(parameters, tuple(_made_of(body, 0)))
         self.verbatim = MappedText(source, source)
         self.named: dict[str, None] = {}
