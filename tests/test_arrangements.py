@@ -53,7 +53,9 @@ def turn_every_two(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tor
 
 def gate(x: torch.Tensor) -> torch.Tensor:
     a, b = (x * 2).chunk(2, -1)
-    return a.relu() * b
+    # As cells of recurrent networks have them.
+    c, d = (x + 1).unsafe_chunk(2, -1)
+    return a.relu() * b + c * d
 
 
 def put(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

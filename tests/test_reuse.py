@@ -218,7 +218,12 @@ def test_what_others_see_is_not_written_to() -> None:
     def given(x: Tensor, y: Tensor) -> Any:
         return (x.neg() * y[:40],)
 
-    for function in (read_later, returned, seen_elsewhere, given):
+    def split(x: Tensor, y: Tensor) -> Any:
+        # Views, whatever their names say.
+        z = x @ y
+        return torch.unsafe_chunk(z, 2)[1], torch.unsafe_split_with_sizes(z, [8, 32])[0], z.neg() * 2
+
+    for function in (read_later, returned, seen_elsewhere, given, split):
         check(function, X, Y, count=0)
 
 

@@ -47,6 +47,7 @@ from fuser.fx.idle_copies import drop_idle_copies
 from fuser.fx.idle_views import drop_idle_views
 from fuser.fx.lists import fuse_lists
 from fuser.fx.masks import drop_idle_masks
+from fuser.fx.nodes import UNSAFE_VIEWS
 from fuser.fx.norm_rows import lay_out_norms, part_column_sums
 from fuser.fx.norms_again import POINTWISE, join_norms, part_norms
 from fuser.fx.odd_products import describe_choice, order_products
@@ -376,7 +377,7 @@ def split_passes(joint: fx.GraphModule, inputs: Any, **settings: Any) -> tuple[f
     # No reductions of theirs.
     are_parted = part_norms(joint)
     known = partitioners.get_default_op_list()
-    cheap = {run.overloadpacket}
+    cheap = {run.overloadpacket, *(view.overloadpacket for view in UNSAFE_VIEWS)}
     if are_parted:
         # With what comes after a norm its results are computed again: torch's list is of what Inductor makes of it.
         cheap |= {torch.ops.aten.batch_norm_elemt, *POINTWISE}

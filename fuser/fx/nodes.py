@@ -37,6 +37,7 @@ __all__ = [
     "COPIES",
     "IS_WRITTEN",
     "MAY_BE_NUMBER",
+    "UNSAFE_VIEWS",
     "GraphReading",
     "add_call",
     "bind_group",
@@ -59,6 +60,11 @@ __all__ = [
 
 
 COPIES = frozenset({"convert", "clone", "contiguous"})
+# Overloads that share memory with what they are given, of which their schemas say nothing.
+UNSAFE_VIEWS = frozenset({
+    torch.ops.aten._unsafe_view.default, torch.ops.aten.unsafe_split.Tensor,
+    torch.ops.aten.unsafe_split_with_sizes.default,
+})  # fmt: skip
 # Key in the ``meta`` of a node that stays torch's: what it makes is written where it is.
 IS_WRITTEN = "fuser_is_written"
 # Key there of a fusion node that may be given numbers alone, and returns some then.
@@ -170,7 +176,7 @@ def may_alias(node: fx.Node) -> bool:
     """Whether what a node returns may be memory that it was given: only of torch's overloads it is known."""
     schema = getattr(node.target, "_schema", None)
     is_view = schema is None or any(item.alias_info is not None for item in schema.returns)
-    return is_view or node.target is torch.ops.aten._unsafe_view.default
+    return is_view or node.target in UNSAFE_VIEWS
 
 
 def find_readers(value: Any) -> Iterator[fx.Node]:

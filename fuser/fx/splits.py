@@ -69,5 +69,7 @@ def _selections(node: fx.Node, parts: list[fx.Node]) -> Iterator[tuple[Any, tupl
 _PARTS = {
     _ATEN.split.Tensor: _slices,
     _ATEN.split_with_sizes.default: _slices,
+    _ATEN.unsafe_split.Tensor: _slices,
+    _ATEN.unsafe_split_with_sizes.default: _slices,
     _ATEN.unbind.int: _selections,
 }
