@@ -284,6 +284,26 @@ def test_numbers_that_change_are_symbols(kind: str) -> None:
 
 
 @pytest.mark.cpu
+def test_results_without_a_gradient_have_no_part_in_others() -> None:
+    """A gradient of zeros would be NaN where a root has its pole."""
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x.log()
+        return x * 2 + y, torch.sqrt(x), x.neg()
+
+    fused, x, y = fuser.fuse(step), torch.tensor([0.0, 4.0, -0.0], requires_grad=True), torch.randn(3)
+    y.requires_grad_()
+    for slots in ([0], [0], [0, 1, 2], [2], [1], [0, 2]):
+        made = [[function(x, y)[slot] for slot in slots] for function in (fused, step)]
+        grads = [torch.full((3,), 0.5 + slot) for slot in slots]
+        found, wanted = (torch.autograd.grad(items, (x, y), grads, allow_unused=True) for items in made)
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
+    (fusion,) = (item for item in fused.graph_module.modules() if isinstance(item, DifferentiableFusion))
+    # Of all, and after the first backward pass, of the first one alone.
+    assert [len(joint.taken) for joint in fusion._joints] == [3, 1]
+
+
+@pytest.mark.cpu
 def test_zeros_infinities_and_what_is_none_are_numbers_of_their_own() -> None:
     fused = fuser.fuse(lambda x, a: (x * a + 1).relu() * (a / x))
     for value in (2.0, 3.0, 0.0, -0.0, float("inf"), float("nan"), -1.5, 1e300):

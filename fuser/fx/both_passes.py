@@ -39,6 +39,8 @@ class Joint:
     # Which inputs are tensors, or numbers of each call; and which outputs have gradients.
     varying: tuple[int, ...]
     continuous: tuple[int, ...]
+    # Of those, the outputs whose gradients the second one takes.
+    taken: tuple[int, ...]
     # The tensors that gradients depend on: all but statistics that a norm only updates.
     read: tuple[int, ...]
     # The call it was traced for, and what sizes, strides and values of numbers it relies on.
@@ -48,6 +50,10 @@ class Joint:
     def is_like(self, key: tuple[Any, ...]) -> bool:
         """Whether a call differs from the one it was traced for in sizes, strides and values of numbers alone."""
         return len(key) == len(self.key) and all(map(_is_like, key, self.key))
+
+    def takes(self, taken: Sequence[int] | None) -> bool:
+        """Whether its backward pass takes the gradients of these outputs, as ``trace_joint`` has them."""
+        return self.taken == _choose(self.continuous, taken)
 
     def fits(self, inputs: Sequence[Any]) -> bool:
         """Whether a call that is like the one it was traced for may go by it."""
@@ -64,6 +70,7 @@ def trace_joint(
     inputs: Sequence[Any],
     before: Sequence[tuple[Any, ...]],
     numbers: Sequence[int] = (),
+    taken: Sequence[int] | None = None,
 ) -> Joint | None:
     """Trace both passes; None where torch cannot, or its graphs would rely on how gradients lie in memory.
 
@@ -73,6 +80,7 @@ def trace_joint(
         inputs: one per input of the graph.
         before: the keys of calls that are like it: sizes that differ from theirs are symbols.
         numbers: the slots of numbers that are symbols, all others being constants.
+        taken: the outputs whose gradients are to come; None, or where none of them has any: all that do.
     """
     from torch._dispatch.python import enable_python_dispatcher  # noqa: PLC0415 - as below
     from torch._functorch.aot_autograd import aot_module_simplified  # noqa: PLC0415 - takes a second
@@ -93,8 +101,10 @@ def trace_joint(
         mode, fakes, find_guard = _make_fakes([inputs[slot] for slot in varying], known)
         with mode, enable_python_dispatcher(), packing_nothing():
             made = module(*fakes)
-        _part_results(module, made, fakes)
         continuous = tuple(slot for slot, item in enumerate(made) if item.requires_grad)
+        taken = _choose(continuous, taken)
+        _call_on_results(module, torch.detach, {*continuous} - {*taken})
+        _call_on_results(module, torch.clone, _find_shared(made, fakes))
         forward = backward = None
         try:
             with packing_nothing(), _floats_as_they_are() if numbers else nullcontext():
@@ -115,7 +125,11 @@ def trace_joint(
     updated = {node for norm in nodes.graph.find_nodes(op="call_function", target=_NORM) for node in norm.args[3:5]}
     placeholders = nodes.graph.find_nodes(op="placeholder")
     read = tuple(slot for slot in varying if slot not in numbers and placeholders[slot] not in updated)
-    return Joint(nodes, forward, backward, len(made), varying, continuous, read, key, guard)
+    return Joint(nodes, forward, backward, len(made), varying, continuous, taken, read, key, guard)
+
+
+def _choose(continuous: tuple[int, ...], taken: Sequence[int] | None) -> tuple[int, ...]:
+    return tuple(slot for slot in continuous if taken is None or slot in taken) or continuous
 
 
 def key_of(inputs: Sequence[Any]) -> tuple[Any, ...]:
@@ -172,21 +186,29 @@ def give(item: Any) -> Any:
     return torch.full((), item, dtype=torch.float64, device="cpu") if is_float else item
 
 
-def _part_results(module: fx.GraphModule, made: Sequence[torch.Tensor], inputs: Sequence[Any]) -> None:
-    """Give each result memory of its own, as a kernel does.
+def _find_shared(made: Sequence[torch.Tensor], inputs: Sequence[Any]) -> set[int]:
+    """Return which results lie in memory that is an input's, or an earlier result's: a kernel's have their own.
 
     A conversion to the dtype that is there already returns what it was given, and AOTAutograd takes such a result from
     the backward pass.
     """
+    found = set[int]()
+    taken = {item.untyped_storage()._cdata for item in inputs if isinstance(item, torch.Tensor)}
+    for slot, item in enumerate(made):
+        memory = item.untyped_storage()._cdata
+        if memory in taken:
+            found.add(slot)
+        taken.add(memory)
+    return found
+
+
+def _call_on_results(module: fx.GraphModule, function: Callable[..., Any], slots: set[int]) -> None:
+    # Some of the results, as a function makes them.
     output = module.graph.output_node()
     results = list(output.args[0])  # type: ignore[arg-type]
-    taken = {item.untyped_storage()._cdata for item in inputs if isinstance(item, torch.Tensor)}
     with module.graph.inserting_before(output):
-        for slot, item in enumerate(made):
-            memory = item.untyped_storage()._cdata
-            if memory in taken:
-                results[slot] = module.graph.call_function(torch.clone, (results[slot],))
-            taken.add(memory)
+        for slot in slots:
+            results[slot] = module.graph.call_function(function, (results[slot],))
     output.args = (tuple(results),)
     module.recompile()
 

@@ -17,6 +17,7 @@ import torch
 from torch import fx
 from torch.utils.weak import TensorWeakRef
 
+from fuser.config import config
 from fuser.errors import DeviceError, GradientError, UnsupportedError
 from fuser.fx.both_passes import Joint, find_changed_numbers, give, key_of, trace_joint
 from fuser.fx.fusion_node import FusionModule
@@ -58,18 +59,20 @@ class DifferentiableFusion(FusionModule):
         self._varying = sum(item.default is None for item in group.inputs)
         # For calls that have no graphs of their own.
         self._apart: fx.GraphModule | None = None
-        self._calls: Lru[tuple[Joint | None]] = Lru()
+        self._calls: Lru[_Kind] = Lru()
         self._joints: list[Joint] = []
+        # The results that have gradients where not all have.
+        self._taken: tuple[int, ...] | None = None
         # Whether torch traces it only with numbers as constants: it compares an exponent with others.
         self._binds_numbers = False
 
     def call(self, inputs: Sequence[Any], launcher: Launcher, tensors: tuple[Any, ...]) -> Any:
         """Run the group for a call that is this and nothing else, and record it; arguments as in ``record_through``."""
-        joint = self._find_joint(tuple(inputs)) if torch.is_grad_enabled() else None
+        kind = self._find_kind(tuple(inputs)) if torch.is_grad_enabled() else None
         numbers = {id(item) for item in tensors if not isinstance(item, torch.Tensor)}
         # What is recorded knows no other values of numbers.
-        if joint is not None and joint.forward is not None and not numbers and not self._follows_default_dtype(inputs):
-            record_through(launcher, partial(_run_joint, joint), inputs, tensors, None, any_size=False)
+        if kind is not None and kind.has_gradient and not numbers and not self._follows_default_dtype(inputs):
+            record_through(launcher, partial(self._run_joint, kind), inputs, tensors, None, any_size=False)
         return self.forward(*inputs)
 
     def _follows_default_dtype(self, inputs: Sequence[Any]) -> bool:
@@ -84,16 +87,25 @@ class DifferentiableFusion(FusionModule):
         """Run the group; returns a tensor, or a tuple of them for several outputs."""
         if not torch.is_grad_enabled() or not any(map(requires_grad, inputs)):
             return self.run(*inputs)
-        joint = self._find_joint(inputs)
-        if joint is not None and joint.forward is None:
+        kind = self._find_kind(inputs)
+        if kind is not None and kind.has_gradient:
+            return self._run_joint(kind, *inputs)
+        if kind is not None and kind.joint is not None:
             with torch.no_grad():
                 return self.run(*inputs)
-        if joint is not None:
-            return _run_joint(joint, *inputs)
         made = self._run_apart(inputs)
         return made[0] if len(made) == 1 else made
 
-    def _find_joint(self, inputs: tuple[Any, ...]) -> Joint | None:
+    def _run_joint(self, kind: _Kind, *inputs: Any) -> Any:
+        if kind.asked is not None:
+            with _lock():
+                key = key_of(inputs[: self._varying])
+                self._taken = kind.asked or self._taken
+                kind.joint, kind.asked = self._joint_for(key, inputs) or kind.joint, None
+        made = _apply(kind, *inputs)
+        return made[0] if len(made) == 1 else made
+
+    def _find_kind(self, inputs: tuple[Any, ...]) -> _Kind | None:
         if is_transformed():
             # Neither torch.func's transforms nor tangents go through a function of autograd's that knows none.
             return None
@@ -104,19 +116,20 @@ class DifferentiableFusion(FusionModule):
             return None
         if current() is not None:
             with alone():
-                followed = self._find_joint(tuple(map(stand_in, inputs)))
+                followed = self._find_kind(tuple(map(stand_in, inputs)))
             # Asks of symbols what it relies on.
-            return followed if followed is None or followed.fits(inputs) else None
+            return followed if followed is None or followed.joint is None or followed.joint.fits(inputs) else None
         key = key_of(given)
         found = self._calls.get(key)
         if found is None:
             with _lock():
-                found = (self._joint_for(key, inputs),)
+                found = _Kind(self._joint_for(key, inputs))
                 self._calls.put(key, found, MAX_CALLS)
-        return found[0]
+        return found
 
     def _joint_for(self, key: tuple[Any, ...], inputs: tuple[Any, ...]) -> Joint | None:
-        alike = [joint for joint in self._joints if joint.is_like(key)]
+        taken = self._taken
+        alike = [joint for joint in self._joints if joint.is_like(key) and joint.takes(taken)]
         joint = next((joint for joint in alike if joint.fits(inputs)), None)
         if joint is None and len(self._joints) < MAX_JOINTS:
             # What does not fit together raises here: tracing would say much more.
@@ -132,10 +145,10 @@ class DifferentiableFusion(FusionModule):
                 if numbers:
                     # AOTAutograd says which op it cannot differentiate by symbols.
                     warnings.simplefilter("ignore")
-                joint = trace_joint(self.nodes, key, inputs, before, numbers)
+                joint = trace_joint(self.nodes, key, inputs, before, numbers, taken)
             if joint is None and numbers:
                 self._binds_numbers = True
-                joint = trace_joint(self.nodes, key, inputs, before)
+                joint = trace_joint(self.nodes, key, inputs, before, taken=taken)
             self._joints += [] if joint is None else [joint]
         return joint
 
@@ -160,11 +173,40 @@ class DifferentiableFusion(FusionModule):
         return DifferentiableFusion, (self.group, self.node_names, self.nodes)
 
 
+class _Kind:
+    """What calls of one kind go by.
+
+    A gradient that nobody gives is no gradient of zeros, which a pole would make NaN. So where only some results have
+    one, the backward pass is eager torch's, and later calls go by graphs for those: of one choice, lest it change in
+    each call.
+    """
+
+    __slots__ = ("asked", "joint")
+
+    def __init__(self, joint: Joint | None) -> None:
+        self.joint = joint
+        # The results that had a gradient, from a backward pass to the next call.
+        self.asked: tuple[int, ...] | None = None
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether there are both passes."""
+        return self.joint is not None and self.joint.forward is not None
+
+    def note(self, joint: Joint, asked: tuple[int, ...]) -> None:
+        """Take note of which results had a gradient in a backward pass of a call by ``joint``."""
+        # Kernels that were prepared are those of all gradients.
+        if asked and joint is self.joint and joint.taken == joint.continuous and not config.no_compile:
+            self.asked = asked
+
+
 class _Differentiated(torch.autograd.Function):
-    """``apply(joint, *inputs)``."""
+    """``apply(kind, *inputs)``."""
 
     @staticmethod
-    def forward(ctx: Any, joint: Joint, *inputs: Any) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: Any, kind: _Kind, *inputs: Any) -> tuple[torch.Tensor, ...]:
+        joint = kind.joint
+        assert joint is not None, "it has gradients"
         assert joint.forward is not None, "it has gradients"
         made = joint.forward([give(inputs[slot]) for slot in joint.varying])
         outputs = tuple(made[: joint.count])
@@ -174,8 +216,8 @@ class _Differentiated(torch.autograd.Function):
         ctx.save_for_backward(*(item for item in saved if isinstance(item, torch.Tensor)))
         ctx.saves = any(isinstance(item, torch.Tensor) for item in saved)
         ctx.sizes = [item for item in saved if not isinstance(item, torch.Tensor)]
-        ctx.like = [(x.shape, x.dtype, x.device) for x in map(outputs.__getitem__, joint.continuous)]
-        ctx.joint = joint
+        ctx.like = [(x.shape, x.dtype, x.device) for x in map(outputs.__getitem__, joint.taken)]
+        ctx.kind, ctx.joint = kind, joint
         # For gradients of gradients; what was written to meanwhile has another version. Whoever packs what is saved
         # (an activation checkpoint) wants nothing else to be kept.
         is_packed = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
@@ -186,26 +228,20 @@ class _Differentiated(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         joint: Joint = ctx.joint
-        given = [grads[slot] for slot in joint.continuous]
+        asked = tuple(slot for slot in joint.continuous if grads[slot] is not None)
         found: list[torch.Tensor | None] = [None] * len(ctx.inputs)
-        plain = find_route([item for item in given if item is not None], below_autograd=True)
-        if torch.is_grad_enabled() or plain.route is not Route.KERNEL:
-            # Sparse gradients and others go where torch's own ops take them.
-            inputs = [item() if isinstance(item, TensorWeakRef) else item for item in ctx.inputs]
-            if any(item is None for item in inputs):
-                raise GradientError(
-                    "an input of the fused function is gone, which the gradient of a gradient needs: keep it, or take "
-                    "that before gradients without create_graph"
-                )
-            if ctx.versions != _versions(joint, inputs):
-                raise RuntimeError(
-                    "one of the variables needed for gradient computation has been modified by an inplace operation"
-                )
-            made = _differentiate(joint, inputs, given)
+        plain = find_route([grads[slot] for slot in asked], below_autograd=True)
+        # Sparse gradients and others go where torch's own ops take them.
+        is_eager = torch.is_grad_enabled() or plain.route is not Route.KERNEL or not {*asked} <= {*joint.taken}
+        if asked != joint.taken and _are_unchanged(ctx, _held(ctx)):
+            ctx.kind.note(joint, asked)
+            is_eager = True
+        if is_eager:
+            made = _differentiate(joint, _find_inputs(ctx), [grads[slot] for slot in joint.continuous])
         else:
             tangents = [
-                grad if grad is not None else torch.zeros(shape, dtype=dtype, device=device)
-                for grad, (shape, dtype, device) in zip(given, ctx.like, strict=True)
+                grads[slot] if grads[slot] is not None else torch.zeros(shape, dtype=dtype, device=device)
+                for slot, (shape, dtype, device) in zip(joint.taken, ctx.like, strict=True)
             ]
             assert joint.backward is not None, "it has gradients"
             # What was not saved may be asked for twice.
@@ -223,9 +259,27 @@ class _Differentiated(torch.autograd.Function):
 _apply: Callable[..., tuple[torch.Tensor, ...]] = super(torch.autograd.Function, _Differentiated).apply
 
 
-def _run_joint(joint: Joint, *inputs: Any) -> Any:
-    made = _apply(joint, *inputs)
-    return made[0] if len(made) == 1 else made
+def _held(ctx: Any) -> list[Any]:
+    # The inputs, or None for one that is gone.
+    return [item() if isinstance(item, TensorWeakRef) else item for item in ctx.inputs]
+
+
+def _are_unchanged(ctx: Any, inputs: Sequence[Any]) -> bool:
+    return all(item is not None for item in inputs) and ctx.versions == _versions(ctx.joint, inputs)
+
+
+def _find_inputs(ctx: Any) -> list[Any]:
+    inputs = _held(ctx)
+    if any(item is None for item in inputs):
+        raise GradientError(
+            "an input of the fused function is gone, which the gradient of a gradient needs: keep it, or take "
+            "that before gradients without create_graph"
+        )
+    if not _are_unchanged(ctx, inputs):
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace operation"
+        )
+    return inputs
 
 
 def _let_go(inputs: Sequence[Any]) -> tuple[Any, ...]:

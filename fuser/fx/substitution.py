@@ -11,6 +11,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer
 from torch.fx.node import map_arg
+from torch.utils._pytree import tree_map_only
 
 from fuser import log
 from fuser.config import config
@@ -126,6 +127,9 @@ class Substitution:
             return None
         made: list[fx.Node] = []
         for node in returned:
+            if self.differentiable is not None and not node.users:
+                # Nor will anybody differentiate what nobody reads.
+                copies[node] = graph.call_function(_without_gradient, (copies[node],))
             handles = writer.values[node]
             items = [slot for slot, handle in enumerate(handles) if handle is not None]
             is_one = len(handles) == 1 and not _is_tuple(node)
@@ -229,6 +233,10 @@ def sort_graph(graph: fx.Graph) -> None:
 def _is_returned(node: fx.Node, inside: Mapping[fx.Node, Any]) -> bool:
     # A functor with several outputs is returned through its getitems unless somebody takes the tuple itself.
     return any(user not in inside for user in node.users) or not node.users
+
+
+def _without_gradient(made: Any) -> Any:
+    return tree_map_only(torch.Tensor, torch.detach, made)
 
 
 def _is_known(value: Any) -> bool:
