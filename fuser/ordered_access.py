@@ -126,7 +126,10 @@ def plan_ordered_walk(
         # What only adds up keeps no row; what counts is told the counts by the text, if all of a row is there.
         adds = [item.function.reduction.accumulate for item in group.applications if item.function.reduction]
         streams = is_one_pass and not any(item.name == "count" for add in adds if add for item in add.tensors)
-        vector, tuning = _along(space, rows, own, order, streams=streams)
+        # Elements that are written one by one are neighbours' work: of those of one thread each would take an access.
+        written = [widths[slot] for slot in moving if slot < len(group.outputs) and not is_row[slot]]
+        widest = min(written, default=VECTOR_BYTES) if count_accumulators(group) == 1 else VECTOR_BYTES
+        vector, tuning = _along(space, rows, own, order, streams=streams, widest=widest)
     if rows.reduced == 1 and tuning.is_resident and not (order.has_edges or order.is_across):
         # No bounds are checked where there are none to cross.
         whole = tuning.team * tuning.cluster * tuning.unroll * vector
@@ -188,7 +191,7 @@ def _read_first(group: FusionGroup) -> set[int]:
 
 
 def _along(
-    space: IterationSpace, rows: RowSpec, itemsizes: Sequence[int], order: RowOrder, *, streams: bool
+    space: IterationSpace, rows: RowSpec, itemsizes: Sequence[int], order: RowOrder, *, streams: bool, widest: int
 ) -> tuple[int, Tuning]:
     bytes_per_element = sum(itemsizes)
     schedule = order.schedule
@@ -199,6 +202,8 @@ def _along(
     if schedule.vector == schedule.accumulators == schedule.blocks == 1 and (schedule.x == WARP or team < WARP):
         # Of threads that take one element each, one does what neighbours do.
         vector, most = _neighbours(space, rows, max(itemsizes), schedule), min(most, MOST_ELEMENTS)
+        if length <= most * team and (max(itemsizes) < WORD or length > 2 * WARP):
+            vector = min(vector, widest)
         # Single elements are whole where planes are counted as larger ones: then each is there, or none of it.
         is_whole = length % vector == 0 and (vector > 1 or schedule.pitch > 0)
         team, multiple = team // vector, vector if is_whole else 0
