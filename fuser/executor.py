@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -188,14 +188,22 @@ def plan_ahead(spec: KernelSpec, described: Sequence[TensorDesc], described_out:
             plan_ahead(part, [values[value] for value in read])
 
 
-def kept_plans(spec: KernelSpec) -> list[KeptPlan]:
-    """Return the plans of a group's calls, and of those that they are cut into, as later processes can have them."""
+def kept_plans(specs: Iterable[KernelSpec]) -> list[KeptPlan]:
+    """Return the plans of groups' calls, and of those that they are cut into, as later processes can have them."""
     kept = []
-    for (inputs, out, generation, default_dtype), plan in _plans.get(spec.key, Lru[Plan]()).items():
-        if generation == config.generation and plan.until == math.inf:
+    # Many calls are cut into the same groups, and those again: each is looked at once.
+    found = {spec.key: spec for spec in specs}
+    waiting = list(found.values())
+    while waiting:
+        spec = waiting.pop()
+        for (inputs, out, generation, default_dtype), plan in _plans.get(spec.key, Lru[Plan]()).items():
+            if generation != config.generation or plan.until != math.inf:
+                continue
             kept.append(KeptPlan(spec.text, inputs, out, default_dtype, keep_plan(plan)))
             parts = cut_around_obstacle(spec, plan.obstacle) if plan.obstacle >= 0 else ()
-            kept += [item for part, *_ in parts for item in kept_plans(part)]
+            new = {part.key: part for part, *_ in parts if part.key not in found}
+            found |= new
+            waiting += new.values()
     return kept
 
 

@@ -15,6 +15,7 @@ from torch.overrides import BaseTorchFunctionMode
 
 import fuser
 from fuser import disk_cache, executor, order_check
+from fuser.compiler import register
 from fuser.cpu.backend import CpuBackend
 from fuser.disk_cache import CacheKey
 from fuser.fx import backend
@@ -74,7 +75,7 @@ def test_a_kept_graph_whose_kernels_are_gone_makes_them_before_its_calls(
     for functor in functors:
         functor(x)
     specs = [functor.spec(1) for functor in functors]
-    kept = [item for spec in specs for item in executor.kept_plans(spec)]
+    kept = executor.kept_plans(specs)
     assert len(kept) == 2
     # As in a process that finds the graph, but not what a machine's temporary folder held.
     monkeypatch.setattr(executor, "_plans", {})
@@ -86,6 +87,21 @@ def test_a_kept_graph_whose_kernels_are_gone_makes_them_before_its_calls(
     for functor in functors:
         functor(x * 2)
     assert len(planned) == 2
+
+
+def test_a_plan_is_kept_once_however_many_calls_are_cut_into_its_group() -> None:
+    @fuser.fuse
+    def sums(x: torch.Tensor) -> torch.Tensor:
+        # Columns that torch adds in an order of its own: the call is cut around each sum, one after the other.
+        for number in range(7):
+            x = torch.relu(x + number) * (x.sum(0) + 0.25)
+        return x
+
+    for rows in (3, 4, 5):
+        sums(torch.randn(rows, 5))
+    kept = executor.kept_plans([register(group) for group in sums.groups])
+    assert len({item.text for item in kept}) > 7, "with its parts"
+    assert len(kept) == len({item[:4] for item in kept})
 
 
 def test_an_error_is_the_calls() -> None:

@@ -63,8 +63,7 @@ class FlatGraph(OutputCode):
         return FlatGraph(source, {**self.objects, "is_other": is_other, "other": other})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        specs = {value.text: value.spec for value in self.objects.values() if isinstance(value, FusionCall)}
-        kept = [item for spec in specs.values() for item in kept_plans(spec)]
+        kept = kept_plans(value.spec for value in self.objects.values() if isinstance(value, FusionCall))
         return _load, (self.source, {name: _OperatorName.of(value) for name, value in self.objects.items()}, kept)
 
     def __copy__(self) -> FlatGraph:
