@@ -144,10 +144,11 @@ def _walk_elements(
     else:
         strides = [broadcast_strides(item.shape, item.strides, operands[0].shape) for item in walked]
     space = _loop_nest(operands[0].shape, strides)
-    repeated: frozenset[int] = frozenset()
+    repeated = lasting = frozenset[int]()
     if device_type == "cuda":
-        space, repeated = _lengthen_rows(space, operands, count)
-    inner = [3 if slot in repeated else own for slot, own in enumerate(_inner_classes(space, device_type))]
+        space, repeated, lasting = _lengthen_rows(space, operands, count)
+    inner = _inner_classes(space, device_type)
+    inner = [3 if slot in repeated else 4 if slot in lasting else own for slot, own in enumerate(inner)]
     # What repeats is read element by element.
     read = [item._replace(is_aligned=item.is_aligned and slot not in repeated) for slot, item in enumerate(operands)]
     rounds = rounds_between(group, is_strict=group.is_strict)
@@ -183,7 +184,7 @@ def _loop_nest(shape: Shape, strides: Sequence[Strides]) -> IterationSpace:
 
 def _lengthen_rows(
     space: IterationSpace, operands: Sequence[TensorDesc], count: int
-) -> tuple[IterationSpace, frozenset[int]]:
+) -> tuple[IterationSpace, frozenset[int], frozenset[int]]:
     """Make one dimension of the two innermost ones where rows are short, or begin anywhere.
 
     Args:
@@ -192,22 +193,28 @@ def _lengthen_rows(
         count: how many of them are outputs.
 
     Returns:
-        The loop nest, and the operands that have one row, which then repeats.
+        The loop nest, the operands that have one row, which then repeats, and those that have one element for each row,
+        which then lasts for a period.
     """
-    row = space.sizes[0]
+    row, none = space.sizes[0], (space, frozenset[int](), frozenset[int]())
     if len(space.sizes) < 2 or row == 1:
-        return space, frozenset()
+        return none
     kinds = [strides[:2] for strides in space.strides]
     repeated = frozenset(slot for slot, kind in enumerate(kinds[: len(operands)]) if kind == (1, 0))
+    lasting = frozenset(slot for slot, kind in enumerate(kinds[: len(operands)]) if kind == (0, 1))
     dense = {slot for slot, kind in enumerate(kinds) if kind == (1, row)}
     single = {slot for slot, kind in enumerate(kinds) if kind == (0, 0)}
-    if not repeated or not dense.issuperset(range(count)) or len(repeated | dense | single) < len(kinds):
-        return space, frozenset()
+    is_known = len(repeated | lasting | dense | single) == len(kinds)
+    if not (repeated or lasting) or not is_known or not dense.issuperset(range(count)):
+        return none
     sizes = [item.dtype.itemsize for slot, item in enumerate(operands) if slot in dense and item.dtype is not None]
-    if row >= GPU_SHORT_ROW and row * min(sizes) % VECTOR_BYTES == 0:
-        return space, frozenset()
+    is_whole = row * min(sizes) % VECTOR_BYTES == 0
+    # A vector meets two of the elements that last, at most.
+    if (is_whole and (row >= GPU_SHORT_ROW or not repeated)) or (lasting and row < VECTOR_BYTES):
+        return none
     merged = (row * space.sizes[1], *space.sizes[2:])
-    return IterationSpace(merged, tuple((own[0], *own[2:]) for own in space.strides), period=row), repeated
+    strides = tuple((own[0], *own[2:]) for own in space.strides)
+    return IterationSpace(merged, strides, period=row), repeated, lasting
 
 
 def _find_rows(

@@ -30,7 +30,7 @@ class Operand:
     # Variable of the element function's argument: v0 for inputs, v2 for counters, out0 for outputs.
     variable: str
     info: DTypeInfo
-    # 0, 1 or 2 as in InputSpec.inner.
+    # As in InputSpec.inner.
     inner: int
     # Number of the input or output; of the value that a counter is.
     index: int
@@ -116,8 +116,8 @@ class Loop:
 
     @property
     def repeats(self) -> bool:
-        """Whether some operand begins anew after every ``a.period`` elements."""
-        return any(operand.inner == 3 for operand in self.operands)
+        """Whether some operand begins anew after every ``a.period`` elements, or has the next element then."""
+        return any(operand.inner > 2 for operand in self.operands)
 
 
 @dataclass(frozen=True)

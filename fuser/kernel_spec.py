@@ -81,8 +81,8 @@ class InputSpec(NamedTuple):
     rank: Rank
     # Python type of a value that is passed by value (a number, a 0-dim CPU tensor beside CUDA ones); None: a pointer.
     number: type | None = None
-    # Innermost stride: 0 (one element for all), 1 (dense), 2 (any, given at run time) or 3 (dense, and begins anew
-    # after ``IterationSpace.period`` elements). 0 for numbers.
+    # Innermost stride: 0 (one element for all), 1 (dense), 2 (any, given at run time), 3 (dense, and begins anew after
+    # ``IterationSpace.period`` elements) or 4 (an element lasts for so many). 0 for numbers.
     inner: int = 0
     # Dimensions, where a group reduces some: what has none left is weak in promotion.
     ndim: int = 0
@@ -162,7 +162,7 @@ class ArgSpec(NamedTuple):
 
     def layout_class(self) -> str:
         """Return for people what of shapes and strides a kernel is for."""
-        kinds = ("one for all", "dense", "any stride", "repeated rows")
+        kinds = ("one for all", "dense", "any stride", "repeated rows", "one for each row")
         given = ", ".join(kinds[item.inner] for item in self.inputs if item is not None and item.number is None)
         words = [f"{self.rank} dimension{'s' * (self.rank > 1)}", f"inputs ({given}) along the innermost one"]
         words += [f"{self.vector} elements at a time"] if self.vector > 1 else []

@@ -232,6 +232,7 @@ def run_emulated(
     largest_grid: int = 0,
     overtakes: bool = False,
     over: Mapping[int, int] | None = None,
+    all_kernels: bool = False,
     **tuning: Any,
 ) -> list[torch.Tensor]:
     """Run a group's CUDA kernels on CPU tensors.
@@ -243,6 +244,7 @@ def run_emulated(
         largest_grid: at most so many blocks.
         overtakes: whether of two launches that run side by side the second one ends before the first one begins.
         over: inputs that results are written over, by the number of the result.
+        all_kernels: also those without reductions, which else run as the CPU's.
         tuning: fields of Tuning to set.
     """
     device, over = torch.device("cuda", 0), over or {}
@@ -265,7 +267,7 @@ def run_emulated(
         if view is not None:
             known[number] = inputs[slot].as_strided(*view.apply(inputs[slot].shape, inputs[slot].stride()))
     for part in parts:
-        if part.args.rows is None:
+        if part.args.rows is None and not all_kernels:
             # Of a group that is cut after its reductions.
             given = [known[value] for value in part.inputs]
             made = run(part.spec, given)
@@ -314,9 +316,11 @@ def _emit_prelude(names: frozenset[str], features: frozenset[str]) -> str:
         for file in ("cuda_access.h", "cuda_rows.h", "cuda_orders.h", "cuda_scans.h")
         for block in load_blocks(file)
     ]
-    # Both dialects have a vector.
-    # That one is in the shim, whoever asks for it.
-    own = emit_prelude(names - {"__fmul_rn"}, features).replace("fuser_vector", "fuser_host_vector")
+    # One name is in the shim, whoever asks for it.
+    own = emit_prelude(names - {"__fmul_rn"}, features)
+    for name in ("vector", "place"):
+        # Both dialects have one.
+        own = own.replace(f"fuser_{name}", f"fuser_host_{name}")
     return "\n".join([own, _SHIM, division, *(block.text for block in blocks if block.features <= features), ""])
 
 
@@ -327,7 +331,8 @@ def _launch(source: KernelSource, packed: bytes, grid: int, descending: bool) ->
     fibers = _build(_FIBERS)
     kernel = _build(text.replace(*_HELD) + _ENTRY)
     # Blocks that have a batch each wait for those before them.
-    in_order = bool(tuning.piece) and source.rows.order is None and not source.rows.is_across
+    rows = source.rows
+    in_order = rows is not None and bool(tuning.piece) and rows.order is None and not rows.is_across
     status = fibers.fuser_emulate(kernel.fuser_entry, packed, grid, tuning.block, tuning.cluster, descending, in_order)
     assert status == 0, "threads wait for ever"
 

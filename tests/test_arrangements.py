@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from cuda_emulation import run_emulated
 from graph_checks import compare as compare_graphs
 from graph_checks import trace
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -20,10 +21,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import fuser
 from fuser import boxes
 from fuser.compiler import register
+from fuser.cxx.functor import parse_functor
+from fuser.function import Function
 from fuser.fx.backend import compile_graph
 from fuser.graph import GroupBuilder
 from fuser.in_parts import run_around
 from fuser.ops import OPS
+from fuser.planner import plan_texts
 from fuser.sections import cut_around
 
 pytestmark = pytest.mark.cpu
@@ -249,6 +253,24 @@ def test_rows_repeat(row: int) -> None:
         for rows in (1, 7, 4097):
             x, m, s = (torch.randn(shape, device="cuda").to(dtype) for shape in ((3, rows, row), (row,), (3, 1, row)))
             assert torch.equal(fused(x, m, s), (x - m) * s)
+            for shape in ((3, rows, 1), (rows, 1), (3, 1, 1)):
+                s = torch.randn(shape, device="cuda").to(dtype)
+                assert torch.equal(fused(x, m, s), (x - m) * s)
+                assert torch.equal(fused(x, s, x), (x - s) * x)
+
+
+@pytest.mark.parametrize("shapes", [((5, 8, 1), ()), ((8, 1), (17,)), ((5, 8, 1), (5, 8, 17))], ids=str)
+def test_elements_last_for_a_row_that_begins_anywhere(shapes: Any) -> None:
+    function = parse_functor("template <typename T> T shift(T x, T s, T r) { return x * s + r; }")
+    builder = GroupBuilder()
+    group = builder.build(builder.apply(Function(function), [builder.add_input(name) for name in "xsr"]))
+    for dtype in (torch.float32, torch.bfloat16, torch.uint8):
+        x, s, r = (torch.randint(0, 9, shape).to(dtype) for shape in ((5, 8, 17), *shapes))
+        ((_, args),) = plan_texts(register(group), [x, s, r], torch.device("cuda"))
+        assert "one for each row" in args.layout_class()
+        assert args.vector * x.element_size() >= 4
+        (made,) = run_emulated(group, [x, s, r], all_kernels=True)
+        assert torch.equal(made, x * s + r), dtype
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool])

@@ -173,9 +173,10 @@ def _advance(loop: Loop, dim: int, name: str, length: int = 1) -> list[str]:
         ]
     if dim == 0 and loop.repeats:
         begun = f"{name} / a.period" if loop.wide_index else f"fuser_divide({name}, a.period_divider)"
-        lines.append(f"at.phase = {name} - {begun} * static_cast<fuser_index>(a.period);")
+        lines.append(f"const fuser_index period = {begun};")
+        lines.append(f"at.phase = {name} - period * static_cast<fuser_index>(a.period);")
     for item in loop.operands:
-        move = _times(name, _stride(item, dim))
+        move = "period" if dim == 0 and item.inner == 4 else _times(name, _stride(item, dim))
         lines += [f"at.{item.name} += {move};"] * bool(move)
     return lines
 
@@ -183,8 +184,8 @@ def _advance(loop: Loop, dim: int, name: str, length: int = 1) -> list[str]:
 def _stride(item: Operand, dim: int) -> str:
     # Known where the layout class says so.
     if dim == 0 and item.inner != 2:
-        # What repeats has its place from the phase.
-        return str(item.inner % 3)
+        # What repeats has its place from the phase, what lasts from the number of the period.
+        return "1" if item.inner == 1 else "0"
     if dim == 1 and item.access.is_transposed:
         return "1"
     return f"static_cast<fuser_index>(a.stride_{item.name}[{dim}])"
@@ -244,6 +245,8 @@ def _load(loop: Loop, item: Operand) -> str:
         return f"fuser_gather<{loop.vector}>({_address(loop, item)}, {stride}, at[u].left)"
     if item.inner == 3:
         return f"fuser_repeat<{loop.vector}>({_address(loop, item)}, at[u].phase, a.period, at[u].left)"
+    if item.inner == 4:
+        return f"fuser_last<{loop.vector}>({_address(loop, item)}, at[u].phase, a.period, at[u].left)"
     width, left = 1 if item.is_counter and item.has_offset else item.access.width, _left(loop, item)
     return f"fuser_load<{_length(loop, item)}, {width}>({_address(loop, item)}, {left})"
 

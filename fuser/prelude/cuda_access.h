@@ -122,6 +122,19 @@ FUSER_INLINE fuser_vector<S, N> fuser_repeat(const S* from, I phase, int64_t per
   return to;
 }
 
+// The same for elements each of which lasts for a period, no shorter than N.
+template <int N, typename S, typename I, typename J>
+FUSER_INLINE fuser_vector<S, N> fuser_last(const S* from, I phase, int64_t period, J left) {
+  fuser_vector<S, N> to;
+  if (left > 0) {
+    const I own = static_cast<I>(period) - phase;
+    const S first = from[0], second = from[own < N && own < left ? 1 : 0];
+#pragma unroll
+    for (int k = 0; k < N; ++k) to.set(k, k < own ? first : second);
+  }
+  return to;
+}
+
 template <int N, typename S, typename I, typename J>
 FUSER_INLINE void fuser_scatter(S* to, I stride, const S (&items)[N], J left) {
 #pragma unroll
