@@ -209,8 +209,10 @@ def _lengthen_rows(
         return none
     sizes = [item.dtype.itemsize for slot, item in enumerate(operands) if slot in dense and item.dtype is not None]
     is_whole = row * min(sizes) % VECTOR_BYTES == 0
-    # A vector meets two of the elements that last, at most.
-    if (is_whole and (row >= GPU_SHORT_ROW or not repeated)) or (lasting and row < VECTOR_BYTES):
+    # Long rows that all have in common are read once for several. A vector meets two of the elements that last, at most.
+    if row >= GPU_SHORT_ROW and (is_whole or (repeated and lasting)):
+        return none
+    if lasting and (row < VECTOR_BYTES or (is_whole and not repeated)):
         return none
     merged = (row * space.sizes[1], *space.sizes[2:])
     strides = tuple((own[0], *own[2:]) for own in space.strides)
