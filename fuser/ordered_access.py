@@ -279,9 +279,13 @@ def _by_planes(
     beside, groups = chunk // schedule.pitch, -(-width // chunk)
     laps = 1 if tuning.is_resident else -(-groups // most)
     each, planes = -(-groups // laps), -(-count // beside)
-    if not tuning.is_resident:
+    if tuning.is_resident:
+        step = step_of(planes)
+        planes = -(-planes // step) * step
+    else:
         planes = min(planes, max(tuning.unroll // each, 1))
-    has_all = count % (planes * beside) == 0
+    # Where all is read at once to ask takes little, and each answer would be a kernel.
+    has_all = not tuning.is_resident and count % (planes * beside) == 0
     return tuning._replace(unroll=planes * each, planes=planes, laps=laps, has_all_planes=has_all)
 
 
