@@ -1270,3 +1270,16 @@ def test_an_exported_module_with_dynamic_sizes() -> None:
     module = torch.export.export(torch.nn.Tanh(), (torch.ones(4, 9),), dynamic_shapes=(rows,)).module()
     check(module, (torch.ones(4, 9),), (torch.ones(6, 9),))
     assert len(find_guards(module).asked) < 100
+
+
+def with_an_assert(x: torch.Tensor) -> torch.Tensor:
+    assert x.dim() == 1, "pytest rewrites it, to say more when it fails"
+    return x * 2
+
+
+def test_what_pytest_puts_into_asserts_is_not_looked_at() -> None:
+    assert any(name.startswith("@") for name in with_an_assert.__code__.co_names), "pytest rewrites asserts"
+    guards = find_guards(with_an_assert)
+    assert [key for _, key, _ in guards.reads if str(key).startswith("@")] == []
+    # All of pytest could be reached from there, and would be looked at in each call.
+    assert len(guards.reads) + len(guards.attributes) + len(guards.asked) < 20
