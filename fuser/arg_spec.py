@@ -209,7 +209,7 @@ def _lengthen_rows(
         return none
     sizes = [item.dtype.itemsize for slot, item in enumerate(operands) if slot in dense and item.dtype is not None]
     is_whole = row * min(sizes) % VECTOR_BYTES == 0
-    # Long rows that all have in common are read once for several. A vector meets two of the elements that last, at most.
+    # Long rows that all have in common are read once for several. Of what lasts a vector meets two elements at most.
     if row >= GPU_SHORT_ROW and (is_whole or (repeated and lasting)):
         return none
     if lasting and (row < VECTOR_BYTES or (is_whole and not repeated)):

@@ -1283,3 +1283,49 @@ def test_what_pytest_puts_into_asserts_is_not_looked_at() -> None:
     assert [key for _, key, _ in guards.reads if str(key).startswith("@")] == []
     # All of pytest could be reached from there, and would be looked at in each call.
     assert len(guards.reads) + len(guards.attributes) + len(guards.asked) < 20
+
+
+class Registry(collections.OrderedDict[str, Any]):
+    def __getitem__(self, name: str) -> Any:
+        return super().__getitem__(name)()
+
+
+class Doubling:
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+REGISTRY = Registry(double=Doubling)
+OUTER = types.ModuleType("outer")
+OUTER.inner, OUTER.other = types.ModuleType("inner"), types.ModuleType("other")  # type: ignore[attr-defined]
+OUTER.inner.scale, OUTER.other.scale = 2.0, 3.0  # type: ignore[attr-defined]
+
+
+def test_a_registry_that_makes_what_it_gives_holds_the_same(x: torch.Tensor) -> None:
+    def double(x: torch.Tensor) -> Any:
+        return REGISTRY["double"](x)
+
+    assert torch.equal(fuser.fuse(double)(x), x * 2)
+    guards = find_guards(double)
+    assert guards.holds()
+    dict.__setitem__(REGISTRY, "double", lambda: torch.neg)
+    try:
+        assert not guards.holds()
+    finally:
+        dict.__setitem__(REGISTRY, "double", Doubling)
+
+
+def test_of_a_module_that_is_reached_by_name_no_other_name_is_read(x: torch.Tensor) -> None:
+    def scaled(x: torch.Tensor) -> Any:
+        return x * OUTER.inner.scale
+
+    guards = find_guards(scaled)
+    assert {key for _, key, _ in guards.reads} == {"OUTER", "inner", "scale"}
+    fused = fuser.fuse(scaled)
+    assert torch.equal(fused(x), x * 2)
+    OUTER.inner.scale = 5.0
+    try:
+        assert not guards.holds()
+        assert torch.equal(fused(x), x * 5)
+    finally:
+        OUTER.inner.scale = 2.0

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import dis
 import functools
+import itertools
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +73,7 @@ _IMPLIED = {
 }
 # Sizes of torch's graphs are expressions of sympy, which do not change.
 _FOREIGN = sys.stdlib_module_names | {"torch", "fuser", "numpy", "sympy"}
+_LOADS = frozenset(("LOAD_ATTR", "LOAD_METHOD"))
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -147,7 +149,7 @@ class Guards:
         found = ""
         for owner, before in self.owners:
             if isinstance(owner, dict):
-                for key in [key for key, value in owner.items() if is_symbol(value)]:
+                for key in [key for key, value in dict.items(owner) if is_symbol(value)]:
                     found = str(key)
                     if key in before:
                         owner[key] = before[key]
@@ -287,9 +289,11 @@ class _GuardFinder:
             code = codes.pop()
             codes += [item for item in code.co_consts if isinstance(item, types.CodeType)]
             self.names.update(code.co_names)
-            for instruction in dis.get_instructions(code):
+            instructions = [item for item in dis.get_instructions(code) if item.opname != "EXTENDED_ARG"]
+            for slot, instruction in enumerate(instructions):
                 if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"):
-                    self._read_global(function.__globals__, instruction.argval)
+                    rest = itertools.takewhile(lambda item: item.opname in _LOADS, instructions[slot + 1 :])
+                    self._read_global(function.__globals__, instruction.argval, [item.argval for item in rest])
                 elif instruction.opname == "IMPORT_NAME":
                     self.visit(sys.modules.get(instruction.argval))
                 elif instruction.opname == "MATCH_SEQUENCE":
@@ -297,16 +301,29 @@ class _GuardFinder:
                 else:
                     self.names.update(_IMPLIED.get(instruction.opname, ()))
 
-    def _read_global(self, held: dict[str, Any], name: str) -> None:
+    def _read_global(self, held: dict[str, Any], name: str, path: Sequence[str]) -> None:
+        # ``path``: the attributes that are read of it there.
         if name.startswith("@"):
             # Nobody can write such a name: pytest puts its own into asserts, for what they say when they fail.
             return
+        for attribute in path:
+            # Of a module's other names nothing is read, and they may lead far.
+            if name not in held or not isinstance(held[name], types.ModuleType):
+                break
+            self._reads[id(held), name] = held, name, held[name]
+            if _is_foreign(held[name].__name__):
+                return
+            held, name = vars(held[name]), attribute
         if name in held:
             self._read(held, name)
         else:
             self._note_absence(held, name)
 
     def _read(self, held: dict[Any, Any], key: Any) -> None:
+        if type(held).__getitem__ is not dict.__getitem__:
+            # What a registry's own method makes is another object each time, of what it holds.
+            self._ask(functools.partial(dict.__getitem__, held), key)
+            return
         value = held[key]
         self._reads[id(held), key] = held, key, value
         self.visit(value)
@@ -387,13 +404,13 @@ class _GuardFinder:
                         self._note_absence(held, name)
 
     def _visit_container(self, value: Any) -> None:
-        if isinstance(value, dict | list | deque):
-            self._owners[id(value)] = value, value.copy()
         if isinstance(value, dict):
+            self._owners[id(value)] = value, dict(dict.items(value))
             self._ask(len, value)
-            for key in value:
+            for key in dict.keys(value):
                 self._read(value, key)
         elif isinstance(value, list | deque):
+            self._owners[id(value)] = value, value.copy()
             self._ask(len, value)
             for slot in range(len(value)):
                 self._ask(value.__getitem__, slot)
