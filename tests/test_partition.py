@@ -73,10 +73,20 @@ WRITES: list[Callable[[fx.Graph, fx.Node], Any]] = [
     lambda graph, x: graph.call_function(torch.ops.aten.add_.Tensor, (x, 2)),
     lambda graph, x: graph.call_function(test_a_path_outside_keeps_apart, (x,)),
 ]
+# What says how torch computes from there on, as Dynamo writes it.
+MODES: list[Callable[[fx.Graph, fx.Node], Any]] = [
+    lambda graph, _: graph.call_function(torch._C._set_grad_enabled, (False,)),
+    lambda graph, _: graph.call_function(
+        torch.amp._exit_autocast, (graph.call_function(torch.amp._enter_autocast, ("cpu", torch.bfloat16, True, True)),)
+    ),
+    lambda graph, _: graph.call_function(torch._functorch.predispatch._vmap_decrement_nesting, ()),
+    lambda graph, _: graph.call_function(torch.manual_seed, (0,)),
+    lambda graph, _: graph.call_function(torch.ops.profiler._record_function_enter_new, ("part",)),
+]
 
 
-@pytest.mark.parametrize("write", WRITES)
-def test_nothing_crosses_a_write(write: Callable[[fx.Graph, fx.Node], Any]) -> None:
+@pytest.mark.parametrize("write", WRITES + MODES)
+def test_nothing_crosses_a_write_or_a_change_of_mode(write: Callable[[fx.Graph, fx.Node], Any]) -> None:
     graph = fx.Graph()
     x, y = graph.placeholder("x"), graph.placeholder("y")
     before = graph.call_function(torch.tanh, (x,))

@@ -316,7 +316,37 @@ def add_call(graph: fx.Graph, target: Any, *arguments: Any, **options: Any) -> f
 
 
 def is_barrier(node: fx.Node) -> bool:
-    """Whether a node writes to an argument, or may: what is before it stays before, what is after stays after."""
+    """Whether a node writes to an argument, or may, or says how torch computes from there on: nothing crosses it."""
+    return _writes(node) or _sets_mode(node)
+
+
+def _sets_mode(node: fx.Node) -> bool:
+    # Grad mode, autocast, levels of torch.func, streams, seeds: such calls are given nothing of the graph's but what
+    # another one returned.
+    return _makes_no_tensor(node) and all(
+        _makes_no_tensor(source) and not source.all_input_nodes for source in node.all_input_nodes
+    )
+
+
+def _makes_no_tensor(node: fx.Node) -> bool:
+    # Whether a node calls a function or an operator of torch's that returns no tensor.
+    if node.op != "call_function":
+        return False
+    overloads = _overloads(node.target)
+    if overloads:
+        return not any("Tensor" in str(item.type) for overload in overloads for item in overload._schema.returns)
+    home, name = getattr(node.target, "__module__", None) or "", getattr(node.target, "__name__", "")
+    return home.split(".")[0] == "torch" and not hasattr(torch._C._VariableFunctions, name)
+
+
+def _overloads(target: Any) -> list[torch._ops.OpOverload]:
+    # Of one of torch's operators; none for other functions.
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return [getattr(target, name) for name in target.overloads()]  # type: ignore[no-untyped-call]
+    return [target] if isinstance(target, torch._ops.OpOverload) else []
+
+
+def _writes(node: fx.Node) -> bool:
     if node.op == "call_method":
         return _writes_by_name(str(node.target))
     if node.op == "call_module":
@@ -336,10 +366,9 @@ def is_barrier(node: fx.Node) -> bool:
     if _last_name(node.target).endswith(("batch_norm", "instance_norm")):
         # Running statistics are written to, which no schema of the older operators says.
         return True
-    if isinstance(node.target, torch._ops.OpOverload):
-        return bool(node.target._schema.is_mutable)
-    if isinstance(node.target, torch._ops.OpOverloadPacket):
-        return any(getattr(node.target, name)._schema.is_mutable for name in node.target.overloads())  # type: ignore[no-untyped-call]
+    overloads = _overloads(node.target)
+    if overloads:
+        return any(overload._schema.is_mutable for overload in overloads)
     target: Any = node.target
     while isinstance(target, functools.partial):
         target = target.func
