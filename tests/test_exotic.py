@@ -12,10 +12,12 @@ import torch
 from accuracy import assert_form, outcome
 from functors import draw, poison, same_bits, unpoison
 from tiers import one_of_each
+from torch import fx
 
 import fuser
 from fuser.dtypes import DTYPES
 from fuser.errors import FallbackError, ShapeError
+from fuser.fx import fuse_graph
 
 pytestmark = [pytest.mark.cpu, pytest.mark.filterwarnings("ignore")]
 
@@ -169,13 +171,16 @@ FALLS_BACK: dict[str, tuple[Callable[[], tuple[Any, ...]], str]] = {
 def test_falls_back_with_a_reason(name: str) -> None:
     make, reason = FALLS_BACK[name]
     wanted, got = outcome(call, torch.add, make()), outcome(call, ADD, make())
+    # A fusion node of a graph that says nothing of its inputs.
+    node = fuse_graph(fx.symbolic_trace(lambda x, y: torch.add(x, y)))
+    assert type(outcome(call, node, make())) is type(got)
     if isinstance(wanted, Exception):
         assert isinstance(got, type(wanted)), got
     else:
         assert got.layout == wanted.layout
         parts = [list(x.unbind()) if x.is_nested else [x.to_dense()] for x in (got, wanted)]
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(*parts, strict=True))
-        assert fuser.stats()["fallbacks"] == {reason: 1}
+        assert fuser.stats()["fallbacks"] == {reason: 2}
     if name in {"quantized", "float4"}:
         with pytest.raises(FallbackError, match=reason):
             call(BARE, make())

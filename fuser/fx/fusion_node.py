@@ -15,12 +15,13 @@ from fuser.graph import FusionGroup
 from fuser.kernel_spec import KernelSpec
 from fuser.launcher import Replayer, called_in_c
 from fuser.library import split_inputs
+from fuser.outputs import unusual_kind
 from fuser.route import call_anew
 from fuser.tensor_desc import check_count
 
 __all__ = ["FusionCall", "FusionModule", "FusionNode", "Layouts", "find_layouts"]
 
-# Shape, strides and dtype of tensors; None for numbers.
+# Shape, strides and dtype of tensors; None for numbers and for tensors of other kinds.
 Layouts: TypeAlias = tuple[tuple[tuple[int, ...], tuple[int, ...], torch.dtype] | None, ...]
 
 
@@ -72,7 +73,7 @@ class FusionCall(Replayer):
             if any(isinstance(item, torch.Tensor) for item in inputs):
                 counters.count_fallback("numbers where an FX graph does not say that they are: example_inputs do")
             return True
-        if self.layouts in (None, find_layouts(inputs)):
+        if self.layouts is None or self.layouts == find_layouts(inputs):
             return False
         counters.count_fallback("a graph of other sizes, strides or dtypes: trace it with symbols for all")
         return True
@@ -87,9 +88,12 @@ def _load_call(text: str, learns_sizes: bool, plain: PlainNodes | None, layouts:
 
 
 def find_layouts(inputs: Sequence[Any]) -> Layouts:
-    """Return shape, strides and dtype of each tensor, None for a number."""
+    """Return shape, strides and dtype of each tensor; None for a number, and for what does not lie in strides."""
     return tuple(
-        (tuple(item.shape), item.stride(), item.dtype) if isinstance(item, torch.Tensor) else None for item in inputs
+        (tuple(item.shape), item.stride(), item.dtype)
+        if isinstance(item, torch.Tensor) and not unusual_kind(item)
+        else None
+        for item in inputs
     )
 
 
