@@ -313,8 +313,9 @@ def test_graphs_of_make_fx_are_pickled(x: torch.Tensor) -> None:
         assert [item.group for item in fusions(made)] == [item.group for item in fusions(module)]
 
 
-def test_functor_graphs_are_pickled(x: torch.Tensor) -> None:
-    module = fuse_graph(build("x", [("a", functor("axpy"), ("x", "x")), ("b", torch.neg, ("a",))], "b"))
+def test_graphs_of_functors_and_operators_are_pickled(x: torch.Tensor) -> None:
+    # An operator without its overload.
+    module = fuse_graph(build("x", [("a", functor("axpy"), ("x", "x")), ("b", ATEN.neg, ("a",))], "b"))
     assert torch.equal(pickle.loads(pickle.dumps(module))(x), module(x))
 
 

@@ -22,10 +22,24 @@ class _Earlier:
 
 
 @dataclass(frozen=True, slots=True)
-class _Overload:
-    # Stands for one of ATen's, which cannot be pickled.
+class _Operator:
+    # Stands for an overload or for all of an operator's, which cannot be pickled.
     packet: str
-    name: str
+    # None: all of them.
+    overload: str | None
+
+    @classmethod
+    def of(cls, target: Any) -> Any:
+        """Return what stands for an operator; anything else as it is."""
+        if isinstance(target, torch._ops.OpOverload):
+            return cls(target._schema.name, target._overloadname)
+        return cls(target._qualified_op_name, None) if isinstance(target, torch._ops.OpOverloadPacket) else target
+
+    def find(self) -> Any:
+        """Return the operator."""
+        namespace, name = self.packet.split("::")
+        packet = getattr(getattr(torch.ops, namespace), name)
+        return packet if self.overload is None else getattr(packet, self.overload)
 
 
 class PlainNodes:
@@ -62,17 +76,12 @@ class PlainNodes:
         return tuple(map(find, self._results))
 
     def __getstate__(self) -> dict[str, Any]:
-        steps = []
-        for is_method, target, args, kwargs in self._steps:
-            if isinstance(target, torch._ops.OpOverload):
-                target = _Overload(target._schema.name, target._overloadname)
-            steps.append((is_method, target, args, kwargs))
+        steps = [(is_method, _Operator.of(target), *given) for is_method, target, *given in self._steps]
         return {"steps": steps, "results": self._results}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._steps, self._results = [], state["results"]
-        for is_method, target, args, kwargs in state["steps"]:
-            if isinstance(target, _Overload):
-                namespace, name = target.packet.split("::")
-                target = getattr(getattr(getattr(torch.ops, namespace), name), target.name)
-            self._steps.append((is_method, target, args, kwargs))
+        self._results = state["results"]
+        self._steps = [
+            (is_method, target.find() if isinstance(target, _Operator) else target, args, kwargs)
+            for is_method, target, args, kwargs in state["steps"]
+        ]
