@@ -10,7 +10,7 @@ from torch import fx
 
 from fuser import counters
 from fuser.compiler import register, registered
-from fuser.fx.plain_nodes import PlainNodes
+from fuser.fx.plain_nodes import PlainNodes, answers_for_torch
 from fuser.graph import FusionGroup
 from fuser.kernel_spec import KernelSpec
 from fuser.launcher import Replayer, called_in_c
@@ -31,8 +31,8 @@ class FusionCall(Replayer):
 
     Attributes:
         learns_sizes: whether calls of other sizes may come, for which plans are worth being learnt from one another.
-        plain: what the group stands for, where its inputs may be no tensors: runs what is done to numbers alone, and
-            what is done to other tensors than those that the group is for.
+        plain: what the group stands for: runs what is done to numbers alone, to other tensors than those that the group
+            is for, and what a tensor's class, a mode or a tracer is to see. None: not known.
         layouts: of the only inputs that the group is for; None: it is for any.
     """
 
@@ -62,15 +62,20 @@ class FusionCall(Replayer):
     def call_anew(self, *inputs: Any, out: Any = None) -> Any:
         """Serve a call that is not like an earlier one."""
         check_count(self.spec.group, inputs)
-        if self.plain is not None and out is None and self._is_other(inputs):
+        if self.plain is not None and out is None and self._is_other(inputs, self.plain):
             results = self.plain(*inputs)
             return results[0] if len(results) == 1 else results
         return call_anew(self.spec, inputs, self, inputs, None, out)
 
-    def _is_other(self, inputs: Sequence[Any]) -> bool:
+    def _is_other(self, inputs: Sequence[Any], plain: PlainNodes) -> bool:
         # Whether the group stands for something else than the nodes with these inputs; counts what takes a kernel away.
-        if _works_on_numbers(self.spec.group, inputs):
-            if any(isinstance(item, torch.Tensor) for item in inputs):
+        has_tensors = any(isinstance(item, torch.Tensor) for item in inputs)
+        if answers_for_torch(inputs):
+            if has_tensors:
+                counters.count_fallback("a tensor's class or a mode that is to see each of torch's functions")
+            return True
+        if plain.takes_numbers and _works_on_numbers(self.spec.group, inputs):
+            if has_tensors:
                 counters.count_fallback("numbers where an FX graph does not say that they are: example_inputs do")
             return True
         if self.layouts is None or self.layouts == find_layouts(inputs):

@@ -1,10 +1,14 @@
-"""The nodes that a fusion node stands for, one by one: for what a graph does to numbers without saying that they are.
+"""The nodes that a fusion node stands for, one by one.
+
+They are called where a tensor's class, a mode or a tracer sees each of torch's functions, and for what a graph does to
+numbers without saying that they are.
 
 Not a GraphModule: that writes code, and cannot be pickled where functors are called.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +16,28 @@ import torch
 from torch import fx
 from torch.fx.node import map_aggregate, map_arg
 
-__all__ = ["PlainNodes"]
+__all__ = ["PlainNodes", "answers_for_torch"]
+
+
+def answers_for_torch(values: Sequence[Any]) -> bool:
+    """Whether a value's class or a mode is to see each of torch's functions.
+
+    torch's own modes, such as that of a default device, make no other result of them.
+    """
+    if torch._C._is_torch_function_enabled() and any(map(_has_functions, values)):
+        return True
+    if not torch._C._len_torch_function_stack():
+        return False
+    modes = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    return any(type(mode).__module__.partition(".")[0] != "torch" for mode in modes)
+
+
+def _has_functions(item: Any) -> bool:
+    # Whether it is a symbol, or of a subclass that says what torch's functions do with it, or whose class they give to
+    # results. Switched off in torch.nn.Parameter.
+    kind = type(item)
+    known = getattr(kind, "__torch_function__", None)
+    return kind is not torch.Tensor and known not in (None, torch._C._disabled_torch_function_impl)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +73,11 @@ class PlainNodes:
     Args:
         graph: its nodes call functions, methods and modules.
         root: where the modules are.
+        takes_numbers: whether inputs may be numbers, for all that is known.
     """
 
-    def __init__(self, graph: fx.Graph, root: torch.nn.Module) -> None:
+    def __init__(self, graph: fx.Graph, root: torch.nn.Module, *, takes_numbers: bool) -> None:
+        self.takes_numbers = takes_numbers
         slots: dict[fx.Node, Any] = {}
         self._steps: list[tuple[bool, Any, Any, Any]] = []
         for node in graph.nodes:
@@ -77,10 +104,10 @@ class PlainNodes:
 
     def __getstate__(self) -> dict[str, Any]:
         steps = [(is_method, _Operator.of(target), *given) for is_method, target, *given in self._steps]
-        return {"steps": steps, "results": self._results}
+        return {"steps": steps, "results": self._results, "takes_numbers": self.takes_numbers}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._results = state["results"]
+        self._results, self.takes_numbers = state["results"], state["takes_numbers"]
         self._steps = [
             (is_method, target.find() if isinstance(target, _Operator) else target, args, kwargs)
             for is_method, target, args, kwargs in state["steps"]

@@ -68,13 +68,13 @@ class Substitution:
             make = None
         is_of_numbers = make is None and any(map(may_be_number, arguments))
         layouts = None if make else self._find_layouts(found, arguments)
-        is_copied = make or is_of_numbers or layouts is not None
-        nodes = self._copy_nodes(found, returned, writer, arguments) if is_copied else None
+        nodes = self._copy_nodes(found, returned, writer, arguments)
         log.say("node", f"{name}: {', '.join(names)}")
         if make is not None and nodes is not None:
             made = make(group, names, fx.GraphModule(self.module, nodes))
         else:
-            made = FusionModule(group, names, None if nodes is None else PlainNodes(nodes, self.module), layouts)
+            plain = None if nodes is None else PlainNodes(nodes, self.module, takes_numbers=is_of_numbers)
+            made = FusionModule(group, names, plain, layouts)
         self.module.add_submodule(name, made)
         with self.graph.inserting_after(found.nodes[-1]):
             fused = self.graph.call_module(name, arguments)

@@ -23,6 +23,7 @@ from fuser.fx.fusion_node import FusionModule
 from fuser.fx.intercept import is_traced
 from fuser.fx.joint import DifferentiableFusion
 from fuser.fx.passes import FusionPass
+from fuser.fx.plain_nodes import answers_for_torch
 from fuser.fx.tracer import Traced, trace
 from fuser.fx.whole import WholeFusion, find_whole_fusion
 from fuser.graph import FusionGroup
@@ -182,7 +183,7 @@ class FusedFunction(Replayer, Generic[P, R]):
         if torch.compiler.is_compiling() or is_traced((*args, *kwargs.values())):
             return None
         key, leaves = self._sort(tuple(args), kwargs)
-        if _answers_for_torch(leaves):
+        if answers_for_torch(leaves):
             return None
         entry = self._find_trace(key, leaves)
         return None if entry.whole is None else (entry, leaves)
@@ -280,7 +281,7 @@ class FusedFunction(Replayer, Generic[P, R]):
             if replayed is not None:
                 return replayed
         key, leaves = sort_arguments(args, kwargs, self.__name__)
-        if _answers_for_torch(leaves):
+        if answers_for_torch(leaves):
             result = self._call_by_position(*args, **kwargs)
             return result if out is None else _finish_out(out, result)
         entry = self._find_trace(key, leaves)
@@ -463,21 +464,6 @@ def _mode(leaves: tuple[Any, ...]) -> Mode:
     # torch.func's transforms differentiate, and autocast converts, what torch's reductions are made of.
     stays = torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu") or (needs_grad and is_transformed())
     return Mode(config.numerics, not stays, needs_grad and not stays, "cuda" if is_cuda else "cpu")
-
-
-def _answers_for_torch(leaves: tuple[Any, ...]) -> bool:
-    # Whether a tensor's class or a mode is to see each of torch's functions. torch's own modes, such as that of a
-    # default device, make no other result of them.
-    modes = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-    return any(map(_has_functions, leaves)) or any(type(mode).__module__.partition(".")[0] != "torch" for mode in modes)
-
-
-def _has_functions(item: Any) -> bool:
-    # Whether it is of a subclass that says what torch's functions do with it, or whose class they give to results.
-    if type(item) is torch.Tensor or not isinstance(item, torch.Tensor):
-        return False
-    # Switched off in torch.nn.Parameter.
-    return type(item).__torch_function__ is not torch._C._disabled_torch_function_impl
 
 
 def _describe_no_function(item: Any) -> str:
