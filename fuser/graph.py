@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fuser.application import Application, Input
 from fuser.config import config
+from fuser.dtypes import plain_number
 from fuser.errors import ArgumentError, FuserError, GroupError, describe_type, shows_users_frames
 from fuser.fields import check_fields
 from fuser.function import READS, Function
@@ -127,7 +128,8 @@ class FusionGroup:
                 scalars or out_dtypes does not fit the functor, an output is no application's value, or a part of it
                 is of a wrong kind.
         """
-        check_fields(self)
+        for part in (self, *self.inputs):
+            check_fields(part)
         if not self.outputs:
             raise GroupError("a group needs an output")
         if self.numerics not in (None, "strict", "fast"):
@@ -411,7 +413,7 @@ class GroupBuilder:
         self, name: str, *, is_scalar: bool = False, default: bool | int | float | complex | None = None
     ) -> int:
         """Add an input; return its handle. In the group, inputs with a default come last."""
-        self._inputs.append(Input(name, is_scalar, default))
+        self._inputs.append(Input(name, is_scalar, plain_number(default)))
         self._handles.append(None)
         return len(self._handles) - 1
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import networkx
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -85,6 +86,7 @@ WRONG_KINDS: list[tuple[Any, Any, Any, str]] = [
     (TWO, (Application(MUL, 0),), (2,), "tensors=0 is no tuple"),  # type: ignore[arg-type]
     (TWO, (Application(fuser.jit_fn(NEG.functor.source), (0,)),), (2,), "is no Function$"),  # type: ignore[arg-type]
     (("x", "y"), (Application(MUL, (0, 1)),), (2,), r"inputs=\('x', 'y'\) is no tuple\[Input, ...\]"),
+    ((Input("x"), Input("y", False, ...)), (Application(MUL, (0, 1)),), (2,), "Input: default=Ellipsis is no bool"),  # type: ignore[arg-type]
 ]
 
 
@@ -176,7 +178,7 @@ def test_key_is_a_hash_of_the_structure_alone() -> None:
 
 
 def test_constants_are_part_of_the_key_and_not_of_the_spec() -> None:
-    def scaled(default: float | None) -> FusionGroup:
+    def scaled(default: Any) -> FusionGroup:
         builder = GroupBuilder()
         x = builder.add_input("x")
         number = builder.add_input("c", default=default)
@@ -185,6 +187,8 @@ def test_constants_are_part_of_the_key_and_not_of_the_spec() -> None:
     keys = {scaled(default).key for default in (None, 1.0, 2.0)}
     assert len(keys) == 3
     assert register(scaled(1.0)) is register(scaled(2.0))
+    # NumPy's numbers are Python's.
+    assert {scaled(np.float32(1.0)).key, scaled(np.float64(2.0)).key} < keys
     with pytest.raises(ArgumentError, match=r"takes 2 inputs \(x, c\), got 1"):
         scaled(None).fill_inputs([1.0])
     assert scaled(2.0).fill_inputs([1.0]) == [1.0, 2.0]
