@@ -64,6 +64,15 @@ def test_the_last_reader_writes_where_it_read(function: Function) -> None:
     assert all(torch.equal(*pair) for pair in zip(run([X, Y]), function(X, Y), strict=True))
 
 
+def test_what_another_stream_may_read_stays() -> None:
+    graph_module = make_fx(lambda x, y: ((x @ y).neg() * 2,), tracing_mode="fake")(X, Y)
+    with graph_module.graph.inserting_before(graph_module.graph.output_node()):
+        # A change of streams is such a call, too, where there is more than one.
+        graph_module.graph.call_function(torch.ops.profiler._record_function_enter_new.default, ("part",))
+    compile_graph(graph_module, "strict")
+    assert not any("out" in node.kwargs for node in graph_module.graph.nodes)
+
+
 def gathered_late(x: Tensor) -> tuple[Tensor, Tensor]:
     own = x.neg()
     pending = COLLECTIVES.all_gather_into_tensor(own, 1, "0")

@@ -54,6 +54,7 @@ __all__ = [
     "may_alias",
     "may_be_number",
     "read_nodes",
+    "sets_mode",
     "still_reads",
     "takes_item",
 ]
@@ -317,12 +318,14 @@ def add_call(graph: fx.Graph, target: Any, *arguments: Any, **options: Any) -> f
 
 def is_barrier(node: fx.Node) -> bool:
     """Whether a node writes to an argument, or may, or says how torch computes from there on: nothing crosses it."""
-    return _writes(node) or _sets_mode(node)
+    return _writes(node) or sets_mode(node)
 
 
-def _sets_mode(node: fx.Node) -> bool:
-    # Grad mode, autocast, levels of torch.func, streams, seeds: such calls are given nothing of the graph's but what
-    # another one returned.
+def sets_mode(node: fx.Node) -> bool:
+    """Whether a node sets grad mode, autocast, a level of torch.func, a stream, a seed or the like.
+
+    Such calls are given nothing of the graph's but what another one returned.
+    """
     return _makes_no_tensor(node) and all(
         _makes_no_tensor(source) and not source.all_input_nodes for source in node.all_input_nodes
     )

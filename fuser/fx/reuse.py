@@ -13,7 +13,7 @@ from fuser.fx.ahead import describe_all
 from fuser.fx.buffers import gives_items, values_of, write_into, writes_elements
 from fuser.fx.fusion_node import FusionModule
 from fuser.fx.gains import count_bytes
-from fuser.fx.nodes import is_static
+from fuser.fx.nodes import is_static, sets_mode
 from fuser.fx.schedule import find_memory
 from fuser.planner import find_in_place
 from fuser.process import ignoring
@@ -29,6 +29,9 @@ def write_over_dead(graph_module: fx.GraphModule) -> None:
     # Layers of a model are alike.
     known: dict[tuple[int, Any], tuple[bool, ...]] = {}
     graph = graph_module.graph
+    if any(map(sets_mode, graph.nodes)):
+        # Another stream may still read what this order reads last.
+        return
     memory = find_memory(graph)
     made = {node for node in graph.nodes if memory[node] == {node} and _is_made(node)}
     last = {base: node for node in graph.nodes for source in node.all_input_nodes for base in memory[source]}
