@@ -11,6 +11,7 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import fx
+from torch._ops import HigherOrderOperator
 
 from fuser.compiler import registered
 from fuser.dtypes import Rank, number_dtype
@@ -119,9 +120,10 @@ def bind_node(node: fx.Node) -> OpCall | None:
 
 
 def _module_of(node: fx.Node) -> torch.nn.Module | None:
-    # What a call_module node calls; None for a graph that belongs to no module.
+    # What a call_module node calls, or a get_attr node gets if that is a module; None for a graph that belongs to none.
     root = node.graph.owning_module
-    return None if root is None else root.get_submodule(str(node.target))
+    found = None if root is None else operator.attrgetter(str(node.target))(root)
+    return found if isinstance(found, torch.nn.Module) else None
 
 
 def bind_group(node: fx.Node) -> tuple[FusionGroup, list[Any]] | None:
@@ -352,17 +354,16 @@ def _overloads(target: Any) -> list[torch._ops.OpOverload]:
 def _writes(node: fx.Node) -> bool:
     if node.op == "call_method":
         return _writes_by_name(str(node.target))
-    if node.op == "call_module":
-        module: Any = _module_of(node)
-        is_norm = isinstance(module, torch.nn.modules.batchnorm._NormBase) and module.training
-        # Embeddings shorten the rows of their weight.
-        writes = is_norm or getattr(module, "inplace", False) or getattr(module, "max_norm", None) is not None
-        return bool(writes) or (module is not None and has_hooks(module)) or not _is_torchs(type(module).__module__)
+    if any(map(_module_writes, _called_modules(node))):
+        return True
     if node.op != "call_function":
         return False
     if isinstance(node.target, JitFunction):
         # Whatever its name is.
         return node.kwargs.get("out") is not None
+    if isinstance(node.target, HigherOrderOperator):
+        # Most write in the graphs that they call alone; but kernels and objects of others.
+        return "mutation" in node.target._name or node.is_impure(impure_random=False)
     given = _named_arguments(node)
     if any(given.get(name) is not None for name in ("out", "max_norm")) or given.get("inplace"):
         return True
@@ -381,6 +382,25 @@ def _writes(node: fx.Node) -> bool:
         is_in_place = name.startswith("i") and any(hasattr(operator, name[1:] + end) for end in ("", "_"))
         return node.target is operator.setitem or is_in_place
     return _writes_by_name(name) or not _is_torchs(home)
+
+
+def _called_modules(node: fx.Node) -> Iterator[Any]:
+    # Modules that a node calls, and those in them; graphs are such, too, and operators may be given some.
+    called = [node] if node.op == "call_module" else []
+    if isinstance(node.target, HigherOrderOperator):
+        called = [source for source in node.all_input_nodes if source.op == "get_attr"]
+    for item in called:
+        module = _module_of(item)
+        yield from () if module is None else module.modules()
+
+
+def _module_writes(module: Any) -> bool:
+    if isinstance(module, fx.GraphModule) and any(map(is_barrier, module.graph.nodes)):
+        return True
+    is_norm = isinstance(module, torch.nn.modules.batchnorm._NormBase) and module.training
+    # Embeddings shorten the rows of their weight.
+    writes = is_norm or getattr(module, "inplace", False) or getattr(module, "max_norm", None) is not None
+    return bool(writes) or has_hooks(module) or not _is_torchs(type(module).__module__)
 
 
 def _writes_by_name(name: str) -> bool:
@@ -409,15 +429,20 @@ def _find_signature(target: Any) -> inspect.Signature | None:
 
 def is_random(node: fx.Node) -> bool:
     """Whether a node may draw random numbers: such nodes keep their order."""
-    if node.op == "call_module":
-        module = _module_of(node)
-        return hasattr(module, "dropout") or any(word in type(module).__name__ for word in _RANDOM_MODULES)
+    if any(map(_module_draws, _called_modules(node))):
+        return True
     if isinstance(node.target, torch._ops.OpOverload):
         return torch.Tag.nondeterministic_seeded in node.target.tags
     if node.op not in {"call_function", "call_method"} or isinstance(node.target, JitFunction):
         return False
     name = _last_name(node.target)
     return any(word in name for word in _RANDOM)
+
+
+def _module_draws(module: Any) -> bool:
+    if isinstance(module, fx.GraphModule) and any(map(is_random, module.graph.nodes)):
+        return True
+    return hasattr(module, "dropout") or any(word in type(module).__name__ for word in _RANDOM_MODULES)
 
 
 # Parts of the names of torch's functions and modules that draw.
