@@ -78,6 +78,22 @@ def test_graphs_that_operators_call_are_looked_at() -> None:
     assert is_barrier(called(lambda x: x, triton_kernel_wrapper_mutation))
 
 
+@pytest.mark.parametrize("target", [torch._VF.lstm, torch.pca_lowrank])
+def test_functions_draw_that_have_no_telling_name(target: Any) -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    first = graph.call_function(torch.neg, (x,))
+    read = graph.call_function(torch.matmul, (first, first))
+    graph.call_function(target, (x,))
+    drawn = graph.call_function(torch.rand_like, (x,))
+    graph.output((read, graph.call_function(torch.add, (first, drawn))))
+    # One group of neg and add would draw rand_like's numbers before matmul, which reads neg.
+    module = fx.GraphModule(nn.Module(), graph)
+    FusionPass()(module)
+    names = [node.name for node in module.graph.nodes]
+    assert names.index(getattr(target, "__name__", "")) < names.index("rand_like")
+
+
 def test_modules_in_modules_draw() -> None:
     root = Root(nn.Sequential(nn.Dropout()))
     graph = fx.GraphModule(root, LeafTracer().trace(root)).graph

@@ -431,12 +431,23 @@ def is_random(node: fx.Node) -> bool:
     """Whether a node may draw random numbers: such nodes keep their order."""
     if any(map(_module_draws, _called_modules(node))):
         return True
-    if isinstance(node.target, torch._ops.OpOverload):
-        return torch.Tag.nondeterministic_seeded in node.target.tags
+    overloads = _overloads(node.target)
+    if overloads:
+        return any(map(_is_seeded, overloads))
     if node.op not in {"call_function", "call_method"} or isinstance(node.target, JitFunction):
         return False
-    name = _last_name(node.target)
-    return any(word in name for word in _RANDOM)
+    return _draws_by_name(_last_name(node.target))
+
+
+def _is_seeded(overload: torch._ops.OpOverload) -> bool:
+    return torch.Tag.nondeterministic_seeded in overload.tags
+
+
+@functools.lru_cache(maxsize=1024)
+def _draws_by_name(name: str) -> bool:
+    # Of a function or a method: ATen has most of them under the same name.
+    operator_of_name = getattr(torch.ops.aten, name, None)
+    return any(word in name for word in _RANDOM) or any(map(_is_seeded, _overloads(operator_of_name)))
 
 
 def _module_draws(module: Any) -> bool:
@@ -446,7 +457,8 @@ def _module_draws(module: Any) -> bool:
 
 
 # Parts of the names of torch's functions and modules that draw.
-_RANDOM = ("rand", "drop", "bernoulli", "normal", "multinomial", "poisson", "binomial", "rrelu", "gumbel", "attention")
+_RANDOM = ("rand", "drop", "bernoulli", "normal", "multinomial", "poisson", "binomial", "rrelu", "gumbel", "attention",
+           "lowrank", "lobpcg")  # fmt: skip
 _RANDOM_MODULES = ("Drop", "RReLU", "Attention", "FractionalMaxPool")
 
 
