@@ -60,6 +60,17 @@ def test_nothing_passes_a_module_with_a_part_that_writes(name: str) -> None:
     assert all(map(torch.equal, fused(x.clone()), plain(x.clone())))
 
 
+@pytest.mark.parametrize(
+    ("name", "named", "writes"),
+    [("cumprod", (), False), ("cumprod", ("out",), True), ("max", ("max", "max_values"), True), ("cumprod_", (), True)],
+)
+def test_an_operator_without_its_overload_writes_where_it_is_told_to(name: str, named: Any, writes: bool) -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    node = graph.call_function(getattr(torch.ops.aten, name), (x, 0), dict.fromkeys(named, x))
+    assert is_barrier(node) == writes
+
+
 def called(body: Callable[..., Any], target: Any) -> fx.Node:
     root, graph = nn.Module(), fx.Graph()
     root.body = fx.symbolic_trace(body)

@@ -372,7 +372,7 @@ def _writes(node: fx.Node) -> bool:
         return True
     overloads = _overloads(node.target)
     if overloads:
-        return any(overload._schema.is_mutable for overload in overloads)
+        return any(_takes_to_write(overload, node.kwargs) for overload in overloads)
     target: Any = node.target
     while isinstance(target, functools.partial):
         target = target.func
@@ -382,6 +382,12 @@ def _writes(node: fx.Node) -> bool:
         is_in_place = name.startswith("i") and any(hasattr(operator, name[1:] + end) for end in ("", "_"))
         return node.target is operator.setitem or is_in_place
     return _writes_by_name(name) or not _is_torchs(home)
+
+
+def _takes_to_write(overload: torch._ops.OpOverload, named: Mapping[str, Any]) -> bool:
+    # Whether one of the overloads that a call may mean writes to what it is given: to ``out=`` only where that is.
+    written = (item for item in overload._schema.arguments if item.alias_info is not None and item.alias_info.is_write)
+    return any(not item.kwarg_only or item.name in named for item in written)
 
 
 def _called_modules(node: fx.Node) -> Iterator[Any]:
