@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_mutation
 
 from fuser.fx import FusionPass
-from fuser.fx.nodes import is_barrier, is_random
+from fuser.fx.effects import is_barrier, is_random
 
 
 class LeafTracer(fx.Tracer):

@@ -10,7 +10,7 @@ import operator
 import torch
 from torch import fx
 
-from fuser.fx.nodes import is_barrier
+from fuser.fx.effects import is_barrier
 
 __all__ = ["merge_equal"]
 

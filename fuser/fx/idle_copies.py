@@ -18,7 +18,8 @@ import torch
 from torch import fx
 from torch._guards import detect_fake_mode
 
-from fuser.fx.nodes import add_call, is_barrier, is_static, may_alias
+from fuser.fx.effects import is_barrier
+from fuser.fx.nodes import add_call, is_static, may_alias
 
 __all__ = ["drop_idle_copies"]
 

@@ -16,7 +16,7 @@ from torch import fx
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_map_only
 
-from fuser.fx.nodes import is_barrier, is_random
+from fuser.fx.effects import is_barrier, is_random
 
 __all__ = ["drop_idle_masks"]
 

@@ -22,8 +22,9 @@ from torch import fx
 
 from fuser.fx.borders import Kinds, find_misplaced
 from fuser.fx.conversions import find_visible_aliases
+from fuser.fx.effects import is_barrier, is_random
 from fuser.fx.gains import crosses_rows, gains_nothing, is_small
-from fuser.fx.nodes import IS_APART, IS_WRITTEN, bind_group, find_readers, is_barrier, is_copy, is_random, read_nodes
+from fuser.fx.nodes import IS_APART, IS_WRITTEN, bind_group, find_readers, is_copy, read_nodes
 from fuser.fx.repeats import are_repeated, count_elements
 from fuser.jit_function import JitFunction
 from fuser.kernel_spec import MAX_INPUTS, MAX_OUTPUTS

@@ -11,9 +11,10 @@ from torch import fx
 
 from fuser.fx.ahead import describe_all
 from fuser.fx.buffers import gives_items, values_of, write_into, writes_elements
+from fuser.fx.effects import sets_mode
 from fuser.fx.fusion_node import FusionModule
 from fuser.fx.gains import count_bytes
-from fuser.fx.nodes import is_static, sets_mode
+from fuser.fx.nodes import is_static
 from fuser.fx.schedule import find_memory
 from fuser.planner import find_in_place
 from fuser.process import ignoring

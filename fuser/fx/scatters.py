@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from fuser.fx.nodes import IS_WRITTEN, add_call, is_barrier, may_alias, still_reads
+from fuser.fx.effects import is_barrier
+from fuser.fx.nodes import IS_WRITTEN, add_call, may_alias, still_reads
 
 __all__ = ["mark_scatters", "write_scatters_in_place"]
 

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from fuser.fx.effects import is_barrier, is_random
 from fuser.fx.fusion_node import FusionModule
 from fuser.fx.gains import count_bytes
-from fuser.fx.nodes import is_barrier, is_fresh, is_pending, is_random
+from fuser.fx.nodes import is_fresh, is_pending
 
 __all__ = ["find_memory", "free_early", "mark_own"]
 

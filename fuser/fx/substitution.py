@@ -15,9 +15,10 @@ from torch.utils._pytree import tree_map_only
 
 from fuser import log
 from fuser.config import config
+from fuser.fx.effects import is_random
 from fuser.fx.fusion_node import FusionModule, FusionNode, Layouts, find_layouts
 from fuser.fx.group_writer import GroupWriter
-from fuser.fx.nodes import MAY_BE_NUMBER, bind_node, is_random, may_be_number
+from fuser.fx.nodes import MAY_BE_NUMBER, bind_node, may_be_number
 from fuser.fx.partition import Partition, is_whole
 from fuser.fx.plain_nodes import PlainNodes
 from fuser.graph import FusionGroup
