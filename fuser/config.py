@@ -17,8 +17,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, Unpack
 
 from fuser import log
+from fuser.process import Lock, await_before_fork
 
-__all__ = ["SETTINGS", "Config", "Setting", "config"]
+__all__ = ["SETTINGS", "STALE", "Config", "Setting", "config"]
 
 
 class Setting(NamedTuple):
@@ -299,11 +300,16 @@ if TYPE_CHECKING:
         def __set__(self, config: Config, value: str | os.PathLike[str] | None) -> None: ...
 
 
+# No generation: of what was made while settings changed.
+STALE = 0
+
+
 class Config:
     """The settings as attributes. Assigning checks the value; an unknown name raises AttributeError.
 
     ``generation`` is a number for all settings together: what was remembered under one of them holds whenever the
-    settings are those again. ``listeners`` are called with it when it changes.
+    settings are those again. ``listeners`` are called with it when it changes. ``changes`` says how often it did: what
+    was made while it grew, by another thread, was made under several, and is remembered under none.
     """
 
     if TYPE_CHECKING:
@@ -325,6 +331,7 @@ class Config:
         full_tracebacks: bool
         dump = _PathOrText()
         generation: int
+        changes: int
         listeners: list[Callable[[int], None]]
 
         # Any text or list of names may be assigned.
@@ -346,7 +353,8 @@ class Config:
         log.show(self.logs)
         self.__dict__["listeners"] = []
         self.__dict__["_patches"] = []
-        self.__dict__["_numbers"] = itertools.count()
+        self.__dict__["_numbers"] = itertools.count(STALE + 1)
+        self.__dict__["changes"] = 0
         self.touch()
 
     if not TYPE_CHECKING:  # mypy then knows that there are no others
@@ -359,10 +367,7 @@ class Config:
         def __setattr__(self, name: str, value: Any) -> None:
             if name not in _TABLE:
                 self.__getattr__(name)
-            self.__dict__[name] = _checked(_TABLE[name], value, f"fuser.config.{name}")
-            if name == "logs":
-                log.show(self.logs)
-            self._find_generation()
+            self._assign(name, _checked(_TABLE[name], value, f"fuser.config.{name}"))
 
         def __delattr__(self, name: str) -> None:
             if name not in _TABLE:
@@ -371,34 +376,57 @@ class Config:
 
     def touch(self) -> None:
         """Make whoever remembers something that depends on settings forget it."""
-        self.__dict__["_generations"] = {}
-        self._find_generation()
+        self._assign("_generations", {})
 
-    def _find_generation(self) -> None:
-        values = tuple(getattr(self, name) for name in _TABLE)
-        self.__dict__["generation"] = self._generations.setdefault(values, next(self._numbers))
+    def _assign(self, name: str, value: Any) -> None:
+        with _changing():
+            # Whatever interrupts this leaves a number that nothing was remembered under.
+            self._announce(next(self._numbers))
+            self.__dict__[name] = value
+            if name == "logs":
+                log.show(self.logs)
+            # Once more where a signal handler, or ``__del__``, changed settings meanwhile.
+            known = None
+            while known != (found := self._find_generation()):
+                known = found
+                self._announce(found)
+
+    def _announce(self, generation: int) -> None:
+        self.__dict__.update(generation=generation, changes=self.changes + 1)
         for listener in self.listeners:
-            listener(self.generation)
+            listener(generation)
+
+    def _find_generation(self) -> int:
+        values = tuple(getattr(self, name) for name in _TABLE)
+        return self._generations.setdefault(values, next(self._numbers))
 
     @contextmanager
     def patch(self, **values: Unpack[Values]) -> Iterator[None]:
         """Set several settings for a ``with`` block, in every thread, and restore them after it."""
-        before = {name: getattr(self, name) for name in values}
-        self._patches.append(before)
+        before = dict[str, Any]()
         try:
-            for name, value in values.items():
-                setattr(self, name, value)
+            with _changing():
+                before.update((name, getattr(self, name)) for name in values)
+                self._patches.append(before)
+                for name, value in values.items():
+                    setattr(self, name, value)
             yield
         finally:
-            entered = next(i for i, item in enumerate(self._patches) if item is before)
-            del self._patches[entered]
-            for name, value in before.items():
-                # A block that was entered later, by another thread or a generator, may go on, and restores in its turn.
-                heir = next((item for item in self._patches[entered:] if name in item), None)
-                if heir is None:
-                    setattr(self, name, value)
-                else:
-                    heir[name] = value
+            with _changing():
+                self._restore(before)
+
+    def _restore(self, before: dict[str, Any]) -> None:
+        entered = next((i for i, item in enumerate(self._patches) if item is before), None)
+        if entered is None:
+            return
+        del self._patches[entered]
+        for name, value in before.items():
+            # A block that was entered later, by another thread or a generator, may go on, and restores in its turn.
+            heir = next((item for item in self._patches[entered:] if name in item), None)
+            if heir is None:
+                setattr(self, name, value)
+            else:
+                heir[name] = value
 
     def code_key(self, **others: Any) -> tuple[tuple[str, Any], ...]:
         """Return the settings that change generated code or compiler options, as part of a kernel's key.
@@ -432,6 +460,10 @@ def _is_command() -> bool:
     # While Python looks for what follows -m, that is all that sys.argv says of the program.
     return sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)].removeprefix("-m") == "fuser"
 
+
+# Held while settings change: what follows from all of them together must not come from a mixture.
+_changing = Lock()
+await_before_fork(_changing)
 
 try:
     config = Config()

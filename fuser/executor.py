@@ -18,7 +18,7 @@ import torch
 from fuser import counters, log, planner
 from fuser import torch_ops as ops
 from fuser.compiler import backend_for, check_cuda_text, map_side_by_side, register, registered
-from fuser.config import config
+from fuser.config import STALE, config
 from fuser.dtypes import range_error
 from fuser.errors import UnsupportedError
 from fuser.expanded import describe_values
@@ -143,7 +143,8 @@ def _find_plan(
     described_out: tuple[TensorDesc, ...],
     tune: Callable[[Callable[[], Plan]], Plan] = lambda make: make(),
 ) -> Plan:
-    # Read before planning: a setting that another thread changes meanwhile makes the plan stale.
+    # Read before planning, this first: what another thread changes meanwhile, and back, makes the plan stale.
+    changes = config.changes
     generation = config.generation
     signature = (described, described_out, generation, torch.get_default_dtype())
     plans = _plans.get(spec.key) or _plans.setdefault(spec.key, Lru())
@@ -155,6 +156,8 @@ def _find_plan(
             plan = tune(lambda: make_plan(spec, described, described_out))._replace(generation=generation)
         if plan.until and plan.fallback_reason and plan.obstacle < 0 and not plan.is_expected:
             plan = plan._replace(eager=_prepare_eager(spec, described, plan.device))
+        if config.changes != changes:
+            return plan._replace(generation=STALE)
         plans.put(signature, plan, config.max_plans)
     return plan
 
@@ -298,7 +301,8 @@ def record_planned(
             again = plan.eager.bind(plan.until, counters.tally_of(plan.fallback_reason))
         # No gradient is asked for here: where an input could have one, grad mode is off.
         mode = False if any(isinstance(item, torch.Tensor) and item.requires_grad for item in inputs) else None
-        record_through(launcher, again, inputs, tensors, scalars, grad_mode=mode, any_size=False)
+        under = plan.generation
+        record_through(launcher, again, inputs, tensors, scalars, grad_mode=mode, any_size=False, generation=under)
 
 
 def _run_again(spec: KernelSpec, obstacle: int, *inputs: Any) -> Any:

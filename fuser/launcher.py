@@ -154,6 +154,7 @@ def record_through(
     *,
     grad_mode: bool | None = True,
     any_size: bool = True,
+    generation: int | None = None,
 ) -> None:
     """Record that calls like this one are made by ``through(*inputs)``.
 
@@ -165,11 +166,13 @@ def record_through(
         scalars: likewise.
         grad_mode: whether while it is on only, or off only; None: either way.
         any_size: whether for inputs of other sizes, too.
+        generation: of the settings under which it was found; None: of those that there are.
     """
     check = make_check(inputs)
     if check is not None and len(inputs) <= MAX_ITEMS:
         flat = Flat() if any_size else ()
-        recorded = Recorded(check, config.generation, grad_mode=grad_mode, through=through, flat=flat)
+        found_under = config.generation if generation is None else generation
+        recorded = Recorded(check, found_under, grad_mode=grad_mode, through=through, flat=flat)
         launcher.add(tensors, scalars, None, recorded)
 
 

@@ -93,7 +93,8 @@ class RecordMaker:
         self, call: ListCall, target: ListTarget, flat: tuple[Any, ...], find_target: Callable[[int], ListTarget | None]
     ) -> None:
         self.call, self.target, self.flat, self.find_target = call, target, flat, find_target
-        # Read before planning: a setting that another thread changes meanwhile makes the record stale.
+        # Read before planning, this first: what another thread changes meanwhile, and back, makes the record stale.
+        self.changes = config.changes
         self.generation = config.generation
         # Where each argument begins in ``flat``, then where the numbers do, and the tensors to write to.
         lengths = [call.count if is_list else 1 for is_list in call.is_list]
@@ -138,7 +139,8 @@ class RecordMaker:
         numbered = {slot: number for number, slot in enumerate(slots)}
         allocations = [] if self.call.outs else self._list_allocations()
         new = {item[:2]: len(slots) + number for number, item in enumerate(allocations)}
-        check = make_check(self.flat, compares_sizes=True) if self.is_steady else None
+        is_kept = self.is_steady and config.changes == self.changes
+        check = make_check(self.flat, compares_sizes=True) if is_kept else None
         recorded = None if check is None else Recorded(check, self.generation)
         return ListRecord(
             owner=self.target.owner,

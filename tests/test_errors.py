@@ -6,11 +6,14 @@ import copy
 import functools
 import pickle
 import re
+import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -18,7 +21,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import fuser
-from fuser import counters, planner
+from fuser import counters, log, planner
 from fuser.compiler import build_kernel_source
 from fuser.config import SETTINGS, Config
 from fuser.cpu.backend import Compiler, compiler_flags, parse_gcc_log
@@ -524,6 +527,42 @@ def test_patches_that_overlap_leave_nothing() -> None:
     assert (fuser.config.numerics, fuser.config.max_plans) == ("strict", 9)
     assert next(third, None) is None
     assert (fuser.config.numerics, fuser.config.max_plans) == ("strict", 1024)
+
+
+def test_threads_that_change_settings_leave_what_is_known_of_the_last_ones() -> None:
+    def change(name: str, values: tuple[Any, Any]) -> None:
+        for _ in range(1000):
+            setattr(fuser.config, name, values[0])
+            with fuser.config.patch(max_plans=7):
+                setattr(fuser.config, name, values[1])
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            kinds = (("numerics", ("fast", "strict")), ("fuel", (3, None)), ("max_unrolled", (9, 256))) * 2
+            list(pool.map(lambda kind: change(*kind), kinds))
+    finally:
+        sys.setswitchinterval(interval)
+    assert (fuser.config.max_plans, fuser.config.fuel) == (1024, None)
+    before = fuser.config.generation
+    fuser.config.numerics = "strict"
+    assert fuser.config.generation == before
+
+
+def test_an_interrupt_leaves_no_setting_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = fuser.config.generation
+    heard = list[int]()
+    monkeypatch.setattr(log, "show", Mock(side_effect=KeyboardInterrupt))
+    fuser.config.listeners.append(heard.append)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            fuser.config.logs = "launch"
+        assert fuser.config.generation == heard[-1] != before
+    finally:
+        fuser.config.listeners.remove(heard.append)
+        monkeypatch.undo()
+        fuser.config.logs = None
 
 
 def test_a_setting_that_there_is_not() -> None:

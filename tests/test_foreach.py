@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -307,6 +308,22 @@ def test_wrong_calls_say_what_is_wrong() -> None:
             wrong()
     assert fuser.foreach(axpy, [], []) == []
     assert fuser.foreach(both, [], []) == ([], [])
+
+
+@pytest.mark.cpu
+def test_a_call_during_which_settings_changed_and_changed_back_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    xs, find = make("cpu", sizes=(5, 7)), list_planner.compile_kernel
+
+    def change(*arguments: Any) -> Any:
+        with config.patch(numerics="fast"):
+            return find(*arguments)
+
+    recorded = Mock()
+    monkeypatch.setattr(list_planner._records, "put", recorded)
+    for compile_kernel, count in ((change, 0), (find, 1)):
+        monkeypatch.setattr(list_planner, "compile_kernel", compile_kernel)
+        check(fuser.foreach(axpy, xs, xs), [axpy(item, item) for item in xs])
+        assert recorded.call_count == count
 
 
 @pytest.mark.cpu

@@ -281,6 +281,26 @@ def test_a_setting_that_changes_between_plan_and_record_makes_the_record_stale(
         fuser.config.numerics = "strict"
 
 
+def test_a_call_that_ran_eagerly_is_not_recorded_where_fusion_is_on_again(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    function, x, y = make(kind, alpha=2.0), draw(8), draw(8)
+    record = fuser.route.record_planned
+
+    def switch_first(*arguments: Any) -> None:
+        fuser.override_can_fuse_on_cpu(True)
+        record(*arguments)
+
+    fuser.override_can_fuse_on_cpu(False)
+    try:
+        monkeypatch.setattr(fuser.route, "record_planned", switch_first)
+        with warnings.catch_warnings(action="ignore"):
+            function(x, y)
+        assert not replays(function, (x, y))
+    finally:
+        fuser.override_can_fuse_on_cpu(True)
+
+
 def test_modes_of_torchs_own_see_recorded_calls(kind: str) -> None:
     function = make(kind, alpha=2.0)
     x, y = draw(8), draw(8)
@@ -748,22 +768,33 @@ def test_the_default_dtype_decides_in_between(kind: str) -> None:
         assert found == [2**24, 2**24, 2**24 + 1, 2**24 + 1]
 
 
-def test_a_setting_that_changes_while_a_plan_is_made_makes_the_record_stale(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("numerics", [("fast",), ("fast", "strict")], ids=["changed", "and changed back"])
+def test_a_setting_that_changes_while_a_plan_is_made_makes_the_record_stale(
+    numerics: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from fuser import executor
     from fuser.config import config
 
     make = executor.make_plan
+    plans = []
 
     def change(*arguments: Any) -> Any:
-        plan = make(*arguments)
-        config.numerics = "fast"
-        return plan
+        plans.append(make(*arguments))
+        for value in numerics:
+            config.numerics = value
+        return plans[-1]
 
-    monkeypatch.setattr(executor, "make_plan", change)
+    monkeypatch.setattr(executor, "_plans", {})
     double, x = fuser.jit_fn("template <typename T> T doubles(T x) { return x + x; }"), torch.ones(3)
     with config.patch(numerics="strict"):
+        monkeypatch.setattr(executor, "make_plan", change)
         double(x)
         assert double.launch((x,), None, None) is None
+        monkeypatch.setattr(executor, "make_plan", make)
+        config.numerics = "strict"
+        double(x)
+        assert executor._plans[double.spec(1).key].items()[-1][1] is not plans[0]
+        assert double.launch((x,), None, None) is not None
 
 
 @pytest.mark.parametrize(
