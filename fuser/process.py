@@ -20,6 +20,7 @@ __all__ = [
     "await_before_fork",
     "core_count",
     "ignoring",
+    "is_forked",
     "is_of_current_handler",
     "is_of_signal_handler",
     "map_in_threads",
@@ -110,6 +111,11 @@ def map_in_threads(function: Callable[[T], V], items: Sequence[T], count: int) -
         # No variable here leads to the error, nor to what holds it: its traceback has this frame, and a cycle of them
         # would keep all that the callers' frames hold, tensors too, until the garbage collector comes.
         pool.shutdown(wait=isinstance(sys.exception(), Exception | None), cancel_futures=True)
+
+
+def is_forked() -> bool:
+    """Whether this process was forked since fuser was imported: locks of others may be held for good."""
+    return _forks > 0
 
 
 def await_before_fork(lock: Lock) -> None:

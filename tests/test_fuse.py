@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Callable
 from math import hypot
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import pytest
@@ -13,10 +14,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from accuracy import outcome
 from functors import assert_same, draw, functor
+from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import fuser
 from fuser.errors import ArgumentError, DeviceError
+from fuser.fx.taking_turns import Turn
 
 pytestmark = pytest.mark.cpu
 
@@ -371,6 +375,40 @@ def test_threads_share_a_fused_function(x: torch.Tensor) -> None:
         results = list(pool.map(lambda _: fused(x), range(32)))
     for result in results:
         assert torch.equal(result, results[0])
+
+
+def test_a_trace_is_of_one_thread(x: torch.Tensor) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from torch._dynamo import convert_frame
+
+    layer = torch.nn.Linear(3, 3)
+    compiled = torch.compile(layer, backend="eager")
+    wanted, seen = compiled(torch.ones(3)), SimpleQueue[Any]()
+
+    def call() -> Any:
+        # What fx replaces is replaced for all threads, and puts back what it found, as what torch.compile traces.
+        return layer(torch.ones(3)), compiled(torch.ones(3)), convert_frame.compile_lock.acquire(blocking=False)
+
+    def traced(x: Any) -> Any:
+        with ThreadPoolExecutor(1) as pool:
+            seen.put(pool.submit(call).result())
+        return relu(x) * 2
+
+    assert torch.equal(fuser.fuse(traced)(x), relu(x) * 2)
+    *results, is_free = seen.get()
+    assert not is_free
+    for result in results:
+        assert type(result) is torch.Tensor
+        assert torch.equal(result, wanted)
+
+    def asks() -> bool:
+        return bool(fx._symbolic_trace.is_fx_symbolic_tracing())
+
+    told = list[bool]()
+    with Turn(), ThreadPoolExecutor(1) as pool:
+        make_fx(lambda x: (x + 1, told.extend((asks(), pool.submit(asks).result())))[0])(x)
+    assert [*told, asks()] == [True, False, False]
 
 
 def test_deepcopy_of_a_fused_graph(x: torch.Tensor) -> None:

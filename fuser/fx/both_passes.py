@@ -17,6 +17,7 @@ from torch import fx
 
 from fuser import counters
 from fuser.errors import UnsupportedError
+from fuser.fx.taking_turns import Turn
 from fuser.process import is_of_current_handler
 from fuser.warming.follow import packing_nothing
 
@@ -107,7 +108,7 @@ def trace_joint(
         _call_on_results(module, torch.clone, _find_shared(made, fakes))
         forward = backward = None
         try:
-            with packing_nothing(), _floats_as_they_are() if numbers else nullcontext():
+            with Turn(), packing_nothing(), _floats_as_they_are() if numbers else nullcontext():
                 aot_module_simplified(module, fakes, lambda graph, _: compile_graph(graph), partition_fn=split)
         except _Split as both:
             # All that is wanted of AOTAutograd.

@@ -22,11 +22,11 @@ from fuser.errors import DeviceError, GradientError, UnsupportedError
 from fuser.fx.both_passes import Joint, find_changed_numbers, give, key_of, trace_joint
 from fuser.fx.fusion_node import FusionModule
 from fuser.fx.passes import FusionPass
+from fuser.fx.taking_turns import taking_turns
 from fuser.graph import FusionGroup
 from fuser.kernel_cache import Lru
 from fuser.kernel_spec import infer_layouts
 from fuser.launcher import Launcher, record_through
-from fuser.process import Lock, await_before_fork
 from fuser.route import Route, find_route, is_transformed, requires_grad
 from fuser.sections import cut_by_device
 from fuser.tensor_desc import common_device, describe, follows_default_dtype, input_specs, value_layouts
@@ -37,10 +37,6 @@ __all__ = ["DifferentiableFusion"]
 # How many kinds of call (sizes, strides, values of numbers) of a fusion node are known, and how many graphs of its own
 # it has: tracing takes some 0.1 s, and for what comes later torch's reductions stay torch's (strict: all ops).
 MAX_CALLS, MAX_JOINTS = 1024, 16
-
-_lock = Lock()
-# A child that is forked meanwhile would find the tracing of torch's half done.
-await_before_fork(_lock)
 
 
 class DifferentiableFusion(FusionModule):
@@ -98,7 +94,7 @@ class DifferentiableFusion(FusionModule):
 
     def _run_joint(self, kind: _Kind, *inputs: Any) -> Any:
         if kind.asked is not None:
-            with _lock():
+            with taking_turns():
                 key = key_of(inputs[: self._varying])
                 self._taken = kind.asked or self._taken
                 kind.joint, kind.asked = self._joint_for(key, inputs) or kind.joint, None
@@ -122,7 +118,7 @@ class DifferentiableFusion(FusionModule):
         key = key_of(given)
         found = self._calls.get(key)
         if found is None:
-            with _lock():
+            with taking_turns():
                 found = _Kind(self._joint_for(key, inputs))
                 self._calls.put(key, found, MAX_CALLS)
         return found

@@ -45,6 +45,7 @@ from fuser.fx.intercept import (
 from fuser.fx.nodes import is_size
 from fuser.fx.opened import OPENED, opened
 from fuser.fx.symbols import IN_PLACE, SequenceSymbol, Symbol, is_symbol, is_tensor
+from fuser.fx.taking_turns import Turn, taking_turns
 from fuser.fx.writes import split_batch_norm
 from fuser.ops import (
     IS_NUMBER,
@@ -57,7 +58,6 @@ from fuser.ops import (
     needs_known,
     note_answer,
 )
-from fuser.process import Lock, await_before_fork
 from fuser.warming.follow import keeping_nothing
 
 __all__ = ["Traced", "trace"]
@@ -93,14 +93,8 @@ def trace(
     Raises:
         TracingError: what the function does cannot be in a graph; shows the line.
     """
-    with _lock():
+    with taking_turns():
         return _trace(function, lambda: _Tracer(function, call, key, leaves, names), key)
-
-
-# fx replaces functions of torch's while it traces, and so does ``intercept``.
-_lock = Lock()
-# A child that is forked meanwhile would keep what they are replaced by.
-await_before_fork(_lock)
 
 
 def _trace(function: Callable[..., Any], make_tracer: Callable[[], _Tracer], key: Key) -> Traced:
@@ -149,6 +143,7 @@ class _Tracer(fx.Tracer):
         self._leaves = leaves
         self._names = names
         self._modes = find_modes()
+        self._turn = Turn()
         self.examples: Examples | None = None
         self._generators: Sequence[torch.Generator] = ()
         # Whether what is known of the arguments of the module that is called is all that it may ask.
@@ -177,6 +172,7 @@ class _Tracer(fx.Tracer):
         seeds = [item.initial_seed() for item in self._generators]
         try:
             with (
+                self._turn,
                 Intercept(self),
                 keeping_nothing(),
                 builtins_ask_symbols(guards),
@@ -333,7 +329,7 @@ class _Tracer(fx.Tracer):
         raise TracingError(f"fuse cannot make a {type(given).__name__} in a graph: make a dict")
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, fx.Proxy]) -> Any:  # noqa: ARG002
-        return self.hold(attr_val) if is_tensor(attr_val) else attr_val
+        return self.hold(attr_val) if self._turn and is_tensor(attr_val) else attr_val
 
     def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
         # What calls one function with its own tensors is that function; without a momentum a batch norm's depends on
@@ -346,6 +342,8 @@ class _Tracer(fx.Tracer):
         return is_called and not any(map(_holds_symbols, m.modules()))
 
     def call_module(self, m: torch.nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self._turn:
+            return forward(*args, **kwargs)
         # Only then: to find a value runs hooks of earlier modules once more.
         symbols = [item for item in (*args, *kwargs.values()) if type(m) in _OPEN_IF_KNOWN and is_symbol(item)]
         self._knows_arguments = all(isinstance(self.find(item), torch.Tensor) for item in symbols)
