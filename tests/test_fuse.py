@@ -411,6 +411,22 @@ def test_a_trace_is_of_one_thread(x: torch.Tensor) -> None:
     assert [*told, asks()] == [True, False, False]
 
 
+def test_an_interrupt_that_meets_fx_leaves_modules_as_they_were(x: torch.Tensor, monkeypatch: Any) -> None:
+    kind: Any = torch.nn.Module
+    before, end = kind.__call__, fx._symbolic_trace._Patcher.__exit__
+
+    def interrupt(patcher: Any, *raised: Any) -> None:
+        traced = kind.__call__
+        end(patcher, *raised)
+        kind.__call__ = traced
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(fx._symbolic_trace._Patcher, "__exit__", interrupt)
+        fuser.fuse(lambda x: relu(x) * 4)(x)
+    assert kind.__call__ is before
+
+
 def test_deepcopy_of_a_fused_graph(x: torch.Tensor) -> None:
     fused = fuser.fuse(lambda x: sigmoid(x) * 2)
     assert torch.equal(copy.deepcopy(fused.graph_module)(x), fused(x))

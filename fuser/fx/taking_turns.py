@@ -46,6 +46,7 @@ def taking_turns() -> Iterator[None]:
             compiling.release()
 
 
+_module: Any = torch.nn.Module
 _tracer: Any = fx.Tracer
 _flagged: Any = _symbolic_trace
 
@@ -65,6 +66,7 @@ class Turn:
     def __enter__(self) -> None:
         """Begin."""
         self._before = _tracer.trace, _flagged._is_fx_tracing_flag
+        self._methods = _module.__call__, _module.__getattr__
         self._trace = _say_nothing(_tracer.trace)
         _tracer.trace, _flagged._is_fx_tracing_flag = self._trace, self
         # Last: whatever interrupts this leaves nobody tracing.
@@ -73,6 +75,9 @@ class Turn:
     def __exit__(self, *_: object) -> None:
         """Other traces of fx's may put back what this one has replaced."""
         self._thread = 0
+        # An interrupt may have met fx where it does so.
+        if self._methods != (_module.__call__, _module.__getattr__):
+            _module.__call__, _module.__getattr__ = self._methods
         trace, _flagged._is_fx_tracing_flag = self._before
         # Dynamo may have come meanwhile, and hidden it from itself.
         if _tracer.trace is self._trace:
