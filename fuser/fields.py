@@ -22,16 +22,24 @@ def check_fields(item: Any, where: str = "") -> None:
         GroupError: one does not; says ``where``.
     """
     owner: Any = type(item)
-    for name, kind in _kinds(owner).items():
+    for name, (kind, is_plain) in _kinds(owner).items():
         value = getattr(item, name)
-        if not _fits(value, kind):
+        if not (isinstance(value, kind) if is_plain else _fits(value, kind)):
             wanted = re.sub(r"\bfuser\.(\w+\.)*", "", inspect.formatannotation(kind))
             raise GroupError(f"{where}{type(item).__name__}: {name}={value!r} is no {wanted}")
 
 
 @cache
-def _kinds(owner: Any) -> dict[str, Any]:
-    return {name: kind for name, kind in get_type_hints(owner).items() if not name.startswith("_")}
+def _kinds(owner: Any) -> dict[str, tuple[Any, bool]]:
+    # Of each field, and whether ``isinstance`` knows what that is: a class, or one of several.
+    hints = {name: kind for name, kind in get_type_hints(owner).items() if not name.startswith("_")}
+    return {name: (kind, _is_plain(kind)) for name, kind in hints.items()}
+
+
+def _is_plain(kind: Any) -> bool:
+    if get_origin(kind) in (Union, UnionType):
+        return all(map(_is_plain, get_args(kind)))
+    return isinstance(kind, type) and kind is not Any and not get_args(kind)
 
 
 def _fits(value: object, kind: Any) -> bool:

@@ -8,13 +8,15 @@ Not a GraphModule: that writes code, and cannot be pickled where functors are ca
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 from torch.fx.node import map_aggregate, map_arg
+
+from fuser.fx.nodes import module_of
 
 __all__ = ["PlainNodes", "answers_for_torch"]
 
@@ -68,26 +70,41 @@ class _Operator:
 
 
 class PlainNodes:
-    """A graph whose output is a tuple, as a function of its inputs.
+    """Nodes as a function of some inputs, which returns a tuple; written as a graph is, by copying nodes to it.
 
     Args:
-        graph: its nodes call functions, methods and modules.
-        root: where the modules are.
+        count: how many inputs there are.
         takes_numbers: whether inputs may be numbers, for all that is known.
     """
 
-    def __init__(self, graph: fx.Graph, root: torch.nn.Module, *, takes_numbers: bool) -> None:
+    def __init__(self, count: int, *, takes_numbers: bool) -> None:
         self.takes_numbers = takes_numbers
-        slots: dict[fx.Node, Any] = {}
+        self._count = count
         self._steps: list[tuple[bool, Any, Any, Any]] = []
-        for node in graph.nodes:
-            args, kwargs = map_arg((node.args, node.kwargs), slots.__getitem__)
-            if node.op == "output":
-                self._results = args[0]
-            elif node.op != "placeholder":
-                target = root.get_submodule(str(node.target)) if node.op == "call_module" else node.target
-                self._steps.append((node.op == "call_method", target, args, kwargs))
-            slots[node] = _Earlier(len(slots))
+        self._results: tuple[Any, ...] = ()
+
+    def input(self, slot: int) -> Any:
+        """Return what stands for an input."""
+        return _Earlier(slot)
+
+    def node_copy(self, node: fx.Node, find: Callable[[fx.Node], Any]) -> Any:
+        """Add the call of a node; ``find`` returns what stands for what it reads. Returns what stands for its value."""
+        args, kwargs = map_arg((node.args, node.kwargs), find)
+        target = module_of(node) if node.op == "call_module" else node.target
+        return self._add(node.op == "call_method", target, args, kwargs)
+
+    def call_function(self, target: Any, args: tuple[Any, ...]) -> Any:
+        """Add a call; returns what stands for its value."""
+        return self._add(False, target, args, {})
+
+    def returning(self, results: Sequence[Any]) -> PlainNodes:
+        """Set what the nodes return, and return them."""
+        self._results = tuple(results)
+        return self
+
+    def _add(self, is_method: bool, target: Any, args: Any, kwargs: Any) -> _Earlier:
+        self._steps.append((is_method, target, args, kwargs))
+        return _Earlier(self._count + len(self._steps) - 1)
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         """Run the nodes."""

@@ -69,13 +69,15 @@ class Substitution:
             make = None
         is_of_numbers = make is None and any(map(may_be_number, arguments))
         layouts = None if make else self._find_layouts(found, arguments)
-        nodes = self._copy_nodes(found, returned, writer, arguments)
         log.say("node", f"{name}: {', '.join(names)}")
+        nodes = None if make is None else self._copy_graph(found, returned, writer, arguments)
         if make is not None and nodes is not None:
             made = make(group, names, fx.GraphModule(self.module, nodes))
         else:
-            plain = None if nodes is None else PlainNodes(nodes, self.module, takes_numbers=is_of_numbers)
-            made = FusionModule(group, names, plain, layouts)
+            plain = PlainNodes(len(arguments), takes_numbers=is_of_numbers)
+            inputs = {value: plain.input(slot) for slot, value in enumerate(arguments)}
+            results = self._copy_nodes(found, returned, writer, inputs, plain)
+            made = FusionModule(group, names, None if results is None else plain.returning(results), layouts)
         self.module.add_submodule(name, made)
         with self.graph.inserting_after(found.nodes[-1]):
             fused = self.graph.call_module(name, arguments)
@@ -105,28 +107,43 @@ class Substitution:
         has_numbers = any(item.is_scalar and item.default is None for item in group.inputs)
         return is_strict and not has_numbers and all(call.function.op for call in found)
 
-    def _copy_nodes(
+    def _copy_graph(
         self, found: Partition, returned: Sequence[fx.Node], writer: GroupWriter, arguments: Sequence[Any]
     ) -> fx.Graph | None:
         # What a group stands for, as a graph of its inputs; None where nodes read more than those.
         graph = fx.Graph()
         inputs = {value: graph.placeholder(f"input_{slot}") for slot, value in enumerate(arguments)}
-        copies: dict[fx.Node, fx.Node] = {}
+        made = self._copy_nodes(found, returned, writer, inputs, graph)
+        if made is None:
+            return None
+        graph.output(tuple(made))
+        return graph
 
-        def find(source: fx.Node) -> fx.Node:
+    def _copy_nodes(
+        self,
+        found: Partition,
+        returned: Sequence[fx.Node],
+        writer: GroupWriter,
+        inputs: Mapping[Any, Any],
+        place: fx.Graph | PlainNodes,
+    ) -> list[Any] | None:
+        # Copies the nodes of a group to another place; returns what the group returns there.
+        copies: dict[fx.Node, Any] = {}
+
+        def find(source: fx.Node) -> Any:
             if source not in copies:
                 known = inputs.get(self.replaced.get(source, source))
                 if known is None and source not in self.remade:
                     raise KeyError(source)
-                copies[source] = graph.node_copy(source, find) if known is None else known
+                copies[source] = place.node_copy(source, find) if known is None else known
             return copies[source]
 
         try:
             for node in found.nodes:
-                copies[node] = graph.node_copy(node, find)
+                copies[node] = place.node_copy(node, find)
         except KeyError:
             return None
-        made: list[fx.Node] = []
+        made: list[Any] = []
         for node in returned:
             if self.differentiable is not None and not node.users:
                 # Nor will anybody differentiate what nobody reads.
@@ -137,10 +154,9 @@ class Substitution:
             made += (
                 [copies[node]]
                 if is_one
-                else [graph.call_function(operator.getitem, (copies[node], slot)) for slot in items]
+                else [place.call_function(operator.getitem, (copies[node], slot)) for slot in items]
             )
-        graph.output(tuple(made))
-        return graph
+        return made
 
     def _find_layouts(self, found: Partition, arguments: Sequence[Any]) -> Layouts | None:
         # Of the inputs, where nodes are bound by sizes that the graph says are numbers.
