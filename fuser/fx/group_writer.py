@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fuser.dtypes import plain_number
 from fuser.fx.nodes import bind_group
 from fuser.fx.partition import Partition
 from fuser.graph import FusionGroup, GroupBuilder
@@ -117,8 +118,10 @@ class GroupWriter:
         return self.scalars[value]
 
     def _input(self, value: Any, name: str, *, is_scalar: bool) -> int:
-        # Numbers are run-time arguments too: two graphs that differ in a constant share one kernel.
-        default = None if isinstance(value, fx.Node) else value
+        # Numbers are run-time arguments too: two graphs that differ in a constant share one kernel. Anything else the
+        # call refuses, by the name of the functor's parameter.
+        number = plain_number(value)
+        default = number if isinstance(number, bool | int | float | complex) else None
         self._arguments.append((default is not None, value))
         return self.builder.add_input(name, is_scalar=is_scalar, default=default)
 

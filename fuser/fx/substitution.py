@@ -147,7 +147,7 @@ class Substitution:
         for node in returned:
             if self.differentiable is not None and not node.users:
                 # Nor will anybody differentiate what nobody reads.
-                copies[node] = graph.call_function(_without_gradient, (copies[node],))
+                copies[node] = place.call_function(_without_gradient, (copies[node],))
             handles = writer.values[node]
             items = [slot for slot, handle in enumerate(handles) if handle is not None]
             is_one = len(handles) == 1 and not _is_tuple(node)
