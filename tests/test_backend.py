@@ -406,3 +406,23 @@ def test_kernels_that_are_looked_at_come_from_no_cache_of_graphs(
         with fuser.config.patch(**settings):
             torch.compile(torch.tanh, backend="fuser")(x)
     assert hits["autograd_cache_hit"] == is_found
+
+
+@pytest.mark.filterwarnings("ignore::fuser.errors.FallbackWarning")
+def test_what_was_compiled_while_fusion_was_off_is_for_no_other_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    hits = torch._dynamo.utils.counters["aot_autograd"]
+    x, found = draw((4, 8), torch.float32), []
+    with functorch_config.patch(enable_autograd_cache=True):
+        for is_on in (False, False, True):
+            torch._dynamo.reset()
+            hits.clear()
+            before = fuser.override_can_fuse_on_cpu(is_on)
+            try:
+                torch.compile(torch.sinh, backend="fuser")(x)
+            finally:
+                fuser.override_can_fuse_on_cpu(before)
+            found.append(hits["autograd_cache_hit"])
+    assert found == [0, 1, 0]

@@ -60,6 +60,7 @@ from fuser.fx.reuse import write_over_dead
 from fuser.fx.scatters import mark_scatters, write_scatters_in_place
 from fuser.fx.schedule import free_early, mark_own
 from fuser.graph import FusionGroup
+from fuser.planner import can_fuse
 from fuser.tuning.table import latest
 from fuser.warming.graphs import follow_graph
 
@@ -254,7 +255,8 @@ def _first_under(run: Callable[[list[Any]], Any], **settings: Any) -> Callable[[
 
 def _cache_tag(numerics: str | None, inputs: Sequence[Any] = ()) -> str:
     """Return what a graph depends on beside what AOTAutograd's key has: settings, aliases, ranks, and fuser itself."""
-    key = config.code_key(numerics=numerics or config.numerics)
+    # Where fusion is off, plans are to run in eager torch, and are kept beside the graph.
+    key = *config.code_key(numerics=numerics or config.numerics), can_fuse("cpu"), can_fuse("cuda")
     known = f"{compiler_config.cache_key_tag} fuser {_fingerprint()} {key} {latest()} {describe_choice()}"
     return f"{known} {_find_aliases(inputs)} {_describe_rank()}"
 
