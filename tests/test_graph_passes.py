@@ -207,6 +207,17 @@ def test_copies_that_nobody_can_tell_from_what_they_copy_are_dropped(name: str) 
 
 PART, INTO = (ATEN.select.int, "z", 0, 1), (ATEN.select_scatter.default, "z", "c", 0, 1)
 NEW = (ATEN.new_empty_strided.default, "y")
+
+
+def over(count: int, strides: list[int]) -> dict[str, tuple[Any, ...]]:
+    scatter = (ATEN.as_strided_scatter.default, "n", "y", [4, 3], strides, 0)
+    return {
+        "n": (ATEN.new_zeros.default, "y", [count]),
+        "s": scatter,
+        "a": (ATEN.as_strided.default, "s", [2, 6], [6, 1]),
+    }
+
+
 PARTS: dict[str, tuple[dict[str, tuple[Any, ...]], list[str]]] = {
     "a part": ({"p": PART, "c": (ATEN.copy.default, "p", "x1"), "s": INTO}, ["select_scatter"]),
     "of another dtype": (
@@ -241,6 +252,10 @@ PARTS: dict[str, tuple[dict[str, tuple[Any, ...]], list[str]]] = {
         {"e": (*NEW, [4, 3], [6, 2]), "c": (ATEN.copy.default, "e", "y")},
         ["new_empty_strided", "copy"],
     ),
+    "over all of new memory": ({**over(12, [3, 1]), "r": (ATEN.sin.default, "a")}, ["view", "sin"]),
+    "over all of new memory, returned": (over(12, [3, 1]), ["view", "clone"]),
+    "over all of new memory in another order": (over(12, [1, 4]), ["new_zeros", "as_strided_scatter", "as_strided"]),
+    "over some of new memory": (over(13, [3, 1]), ["new_zeros", "as_strided_scatter", "as_strided"]),
 }
 
 

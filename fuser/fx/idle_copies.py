@@ -5,7 +5,8 @@ whole windows pad most sizes by nothing, and torch copies. What reads a copy rea
 group.
 
 ``out[:, 0] = x`` becomes a scatter of ``copy(out[:, 0], x)``, which lies as the part does and costs a copy of all of
-``out``, in its gradient too, although a scatter asks of what it writes for nothing but values.
+``out``, in its gradient too, although a scatter asks of what it writes for nothing but values. The gradient of
+``as_strided``, with which torch lays out averages of whole channels_last planes, is written over all of new zeros.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ __all__ = ["drop_idle_copies"]
 _ATEN = torch.ops.aten
 # What writes its second argument into a copy of the first.
 _SCATTERS = tuple(getattr(_ATEN, f"{name}_scatter") for name in ("slice", "select", "diagonal", "as_strided"))
-# Memory in which nothing is yet.
+# Memory in which nothing is yet, and with zeros.
 _EMPTY = tuple(getattr(_ATEN, name) for name in "empty empty_like empty_strided new_empty new_empty_strided".split())
+_NEW = (*_EMPTY, _ATEN.zeros, _ATEN.zeros_like, _ATEN.new_zeros)
 
 
 def drop_idle_copies(graph: fx.Graph) -> None:
@@ -42,6 +44,7 @@ def drop_idle_copies(graph: fx.Graph) -> None:
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
     _read_what_is_written(graph)
+    _read_what_covers(graph)
     copies = graph.find_nodes(op="call_function", target=_ATEN.clone.default)
     copies += [
         node
@@ -101,6 +104,35 @@ def _read_what_is_written(graph: fx.Graph) -> None:
         while isinstance(target, fx.Node) and not target.users and (_packet(target) in _EMPTY or _is_view(target)):
             target, unread = target.args[0], target
             graph.erase_node(unread)
+
+
+def _read_what_covers(graph: fx.Graph) -> None:
+    # What is written over all of new memory, and read there as a view of it lies: a clone of that view.
+    for node in graph.find_nodes(op="call_function", target=_ATEN.as_strided.default):
+        scatter: Any = node.args[0]
+        if _packet(scatter) is not _ATEN.as_strided_scatter or len(scatter.users) > 1 or "recompute" in scatter.meta:
+            continue
+        base, source, _, strides, *_ = scatter.args
+        made = node.meta["val"]
+        starts = any(item.kwargs or any(item.args[slot:]) for item, slot in ((scatter, 4), (node, 3)))
+        if starts or _packet(base) not in _NEW or not _covers(base.meta["val"], source.meta["val"], made, strides):
+            continue
+        with graph.inserting_before(node), detect_fake_mode(made) or nullcontext():
+            seen = add_call(graph, _ATEN.view.default, source, [*made.shape])
+            node.replace_all_uses_with(add_call(graph, _ATEN.clone.default, seen))
+        for unread in (node, scatter, base):
+            if not unread.users:
+                graph.erase_node(unread)
+
+
+def _covers(base: Any, given: Any, made: Any, strides: Any) -> bool:
+    # Whether what is given fills the base as it lies itself, and a view of it lies as what is made.
+    if not all(map(is_static, (base, given, made))) or not base.numel() == given.numel() == made.numel():
+        return False
+    kept = [dim for dim, size in enumerate(given.shape) if size > 1]
+    is_dense = given.is_contiguous() and all(strides[dim] == given.stride(dim) for dim in kept)
+    is_alike = is_dense and base.dtype == given.dtype == made.dtype
+    return is_alike and torch.empty(given.shape, device="meta").view(made.shape).stride() == made.stride()
 
 
 def _find_layout(made: torch.Tensor, given: torch.Tensor) -> torch.memory_format | None:
