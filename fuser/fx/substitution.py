@@ -125,9 +125,9 @@ class Substitution:
         returned: Sequence[fx.Node],
         writer: GroupWriter,
         inputs: Mapping[Any, Any],
-        place: fx.Graph | PlainNodes,
+        target: fx.Graph | PlainNodes,
     ) -> list[Any] | None:
-        # Copies the nodes of a group to another place; returns what the group returns there.
+        # Copies the nodes of a group to a graph, or what is written as one; returns what the group returns there.
         copies: dict[fx.Node, Any] = {}
 
         def find(source: fx.Node) -> Any:
@@ -135,26 +135,26 @@ class Substitution:
                 known = inputs.get(self.replaced.get(source, source))
                 if known is None and source not in self.remade:
                     raise KeyError(source)
-                copies[source] = place.node_copy(source, find) if known is None else known
+                copies[source] = target.node_copy(source, find) if known is None else known
             return copies[source]
 
         try:
             for node in found.nodes:
-                copies[node] = place.node_copy(node, find)
+                copies[node] = target.node_copy(node, find)
         except KeyError:
             return None
         made: list[Any] = []
         for node in returned:
             if self.differentiable is not None and not node.users:
                 # Nor will anybody differentiate what nobody reads.
-                copies[node] = place.call_function(_without_gradient, (copies[node],))
+                copies[node] = target.call_function(_without_gradient, (copies[node],))
             handles = writer.values[node]
             items = [slot for slot, handle in enumerate(handles) if handle is not None]
             is_one = len(handles) == 1 and not _is_tuple(node)
             made += (
                 [copies[node]]
                 if is_one
-                else [place.call_function(operator.getitem, (copies[node], slot)) for slot in items]
+                else [target.call_function(operator.getitem, (copies[node], slot)) for slot in items]
             )
         return made
 
