@@ -49,6 +49,8 @@ def taking_turns() -> Iterator[None]:
 _module: Any = torch.nn.Module
 _tracer: Any = fx.Tracer
 _flagged: Any = _symbolic_trace
+# Whether all threads have one flag. In torch 2.15 each has its own.
+_HAS_FLAG = hasattr(_symbolic_trace, "_is_fx_tracing_flag")
 
 
 class Turn:
@@ -65,10 +67,11 @@ class Turn:
 
     def __enter__(self) -> None:
         """Begin."""
-        self._before = _tracer.trace, _flagged._is_fx_tracing_flag
         self._methods = _module.__call__, _module.__getattr__
-        self._trace = _say_nothing(_tracer.trace)
-        _tracer.trace, _flagged._is_fx_tracing_flag = self._trace, self
+        if _HAS_FLAG:
+            self._before = _tracer.trace, _flagged._is_fx_tracing_flag
+            self._trace = _say_nothing(_tracer.trace)
+            _tracer.trace, _flagged._is_fx_tracing_flag = self._trace, self
         # Last: whatever interrupts this leaves nobody tracing.
         self._thread = threading.get_ident()
 
@@ -78,10 +81,11 @@ class Turn:
         # An interrupt may have met fx where it does so.
         if self._methods != (_module.__call__, _module.__getattr__):
             _module.__call__, _module.__getattr__ = self._methods
-        trace, _flagged._is_fx_tracing_flag = self._before
-        # Dynamo may have come meanwhile, and hidden it from itself.
-        if _tracer.trace is self._trace:
-            _tracer.trace = trace
+        if _HAS_FLAG:
+            trace, _flagged._is_fx_tracing_flag = self._before
+            # Dynamo may have come meanwhile, and hidden it from itself.
+            if _tracer.trace is self._trace:
+                _tracer.trace = trace
 
 
 @functools.lru_cache(8)
