@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dis
 import functools
-import itertools
 import sys
 import types
 from collections import deque
@@ -289,11 +288,14 @@ class _GuardFinder:
             code = codes.pop()
             codes += [item for item in code.co_consts if isinstance(item, types.CodeType)]
             self.names.update(code.co_names)
-            instructions = [item for item in dis.get_instructions(code) if item.opname != "EXTENDED_ARG"]
-            for slot, instruction in enumerate(instructions):
+            path: list[str] = []
+            # From the end: what is read of a global comes behind it.
+            for instruction in reversed([*dis.get_instructions(code)]):
+                if instruction.opname == "EXTENDED_ARG":
+                    continue
+                rest, path = path, [instruction.argval, *path] if instruction.opname in _LOADS else []
                 if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"):
-                    rest = itertools.takewhile(lambda item: item.opname in _LOADS, instructions[slot + 1 :])
-                    self._read_global(function.__globals__, instruction.argval, [item.argval for item in rest])
+                    self._read_global(function.__globals__, instruction.argval, rest)
                 elif instruction.opname == "IMPORT_NAME":
                     self.visit(sys.modules.get(instruction.argval))
                 elif instruction.opname == "MATCH_SEQUENCE":
