@@ -518,9 +518,12 @@ def test_what_a_signal_handler_raises_is_never_lost(name: str, tmp_path: Path, m
         with config.patch(cache_dir=str(tmp_path)):
             image = cpu_backend.build_image(source)
             usual_s = min(timeit.repeat(lambda: CATCHING[name](source, image), number=1, repeat=5))
-            for place in range(60):
+            for place in range(600):
+                # Where a machine is busy the times differ, and a quick call ends before most of its alarms.
+                if place > 59 and len(raised) > 9:
+                    break
                 try:
-                    signal.setitimer(signal.ITIMER_REAL, usual_s * (place + 1) / 60)
+                    signal.setitimer(signal.ITIMER_REAL, usual_s * (place % 60 + 1) / 60)
                     CATCHING[name](source, image)
                     signal.setitimer(signal.ITIMER_REAL, 0)
                 except Exception as error:
