@@ -59,6 +59,8 @@ static uint64_t generation;
 static unsigned long long launches;
 // The words "out" and "call_anew".
 static PyObject *out_name, *anew_name;
+// Stands for a default value or a constant that there is not.
+static PyObject *missing;
 static PyTypeObject *launcher_type;
 
 // ---- One call, as it is described for comparison
@@ -159,8 +161,9 @@ typedef struct {
 typedef struct {
   PyObject_HEAD
   // Names and default values of the scalars that follow the tensors. With an order, the inputs are places among the
-  // arguments, or -1 - k for the k-th default.
-  PyObject *names, *defaults;
+  // arguments, or -1 - k for the k-th default; the names are then those of all parameters, or none, and for each there
+  // is what an argument left out is, and what it has to be.
+  PyObject *names, *defaults, *fill, *constants;
   int *order;
   int order_count;
   // Records that launch for any size of a linear kernel, those that launch for one, those that make such records, and
@@ -280,28 +283,69 @@ static int describe_scalars(Call *call, const Launcher *self, PyObject *scalars,
   return is_done && !given;
 }
 
+static int is_constant(PyObject *value, PyObject *constant) {
+  // Of words that are equal there may be several.
+  return value == constant || constant == missing ||
+         (PyUnicode_CheckExact(value) && PyUnicode_CheckExact(constant) && !PyUnicode_Compare(value, constant));
+}
+
+// Put a call's arguments in the places of their parameters, those by name and those left out, too; the caller gives
+// them back. Returns how many there are; -1 if they are not as the parameters want them.
+static int place_arguments(PyObject **places, const Launcher *self, PyObject *tensors, PyObject *keywords,
+                           Py_ssize_t given) {
+  // Held, as comparing a key of the caller's may run code.
+  PyObject *names = Py_NewRef(self->names), *fill = Py_NewRef(self->fill), *constants = Py_NewRef(self->constants);
+  const Py_ssize_t count = PyTuple_Size(tensors), named = PyTuple_Size(names), all = named ? named : count;
+  int placed = 0, is_done = count <= all && all <= MAX_ITEMS;
+  for (; is_done && placed < all; placed += is_done) {
+    PyObject *value = placed < count ? PyTuple_GetItem(tensors, placed) : NULL;
+    if (!value && given) {
+      value = PyDict_GetItemWithError(keywords, PyTuple_GetItem(names, placed));
+      given -= value != NULL;
+    }
+    if (!value && !PyErr_Occurred()) value = PyTuple_GetItem(fill, placed);
+    is_done = value && value != missing && (!named || is_constant(value, PyTuple_GetItem(constants, placed)));
+    if (is_done) places[placed] = Py_NewRef(value);
+  }
+  if (!is_done) PyErr_Clear();
+  Py_DECREF(names);
+  Py_DECREF(fill);
+  Py_DECREF(constants);
+  if (is_done && !given) return placed;
+  while (placed) Py_DECREF(places[--placed]);
+  return -1;
+}
+
+// Describe a call's inputs in their order.
+static int describe_ordered(Call *call, const Launcher *self, PyObject *tensors, PyObject *keywords, Py_ssize_t given,
+                            uint64_t *count) {
+  PyObject *places[MAX_ITEMS];
+  int placed = place_arguments(places, self, tensors, keywords, given), is_done = placed >= 0;
+  *count = placed;
+  for (int i = 0; is_done && i < self->order_count; ++i) {
+    const int place = self->order[i];
+    is_done = place < placed && describe(call, place < 0 ? PyTuple_GetItem(self->defaults, -1 - place) : places[place]);
+  }
+  while (placed > 0) Py_DECREF(places[--placed]);
+  return is_done;
+}
+
 // Describe a call's inputs (the tensors, then the scalars by name or default) and its out= tensors.
 static int describe_call(Call *call, const Launcher *self, PyObject *tensors, PyObject *scalars, Py_ssize_t given,
                          PyObject *out) {
-  const Py_ssize_t count = PyTuple_Size(tensors);
   const int is_tuple = PyTuple_CheckExact(out);
   const Py_ssize_t outs = out == Py_None ? 0 : is_tuple ? PyTuple_Size(out) : 1;
-  // A call without out= is none with an empty tuple.
-  call->words[0] = (uint64_t)count << 32 | (uint64_t)(out == Py_None ? 0 : outs + 1);
+  uint64_t count = PyTuple_Size(tensors);
   call->word_count = 1;
   if (self->order) {
-    if (given) return 0;
-    for (int i = 0; i < self->order_count; ++i) {
-      const int place = self->order[i];
-      if (place >= count) return 0;
-      if (!describe(call, place < 0 ? PyTuple_GetItem(self->defaults, -1 - place) : PyTuple_GetItem(tensors, place)))
-        return 0;
-    }
+    if (!describe_ordered(call, self, tensors, scalars, given, &count)) return 0;
   } else {
-    for (Py_ssize_t i = 0; i < count; ++i)
+    for (uint64_t i = 0; i < count; ++i)
       if (!describe(call, PyTuple_GetItem(tensors, i))) return 0;
     if (!describe_scalars(call, self, scalars, given)) return 0;
   }
+  // A call without out= is none with an empty tuple.
+  call->words[0] = count << 32 | (uint64_t)(out == Py_None ? 0 : outs + 1);
   call->input_count = call->item_count;
   for (Py_ssize_t i = 0; i < outs; ++i) {
     PyObject *item = is_tuple ? PyTuple_GetItem(out, i) : out;
@@ -1152,11 +1196,11 @@ static PyObject *launcher_new(PyTypeObject *type, PyObject *arguments, PyObject 
 
 // A second time, too: records of before are forgotten.
 static int launcher_init(PyObject *object, PyObject *arguments, PyObject *keywords) {
-  static char *words[] = {"names", "defaults", "order", NULL};
+  static char *words[] = {"names", "defaults", "order", "fill", "constants", NULL};
   Launcher *self = (Launcher *)object;
-  PyObject *names, *defaults, *order = Py_None;
-  if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "O!O!|O", words, &PyTuple_Type, &names, &PyTuple_Type,
-                                   &defaults, &order))
+  PyObject *names, *defaults, *order = Py_None, *fill = NULL, *constants = NULL;
+  if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "O!O!|OO!O!", words, &PyTuple_Type, &names, &PyTuple_Type,
+                                   &defaults, &order, &PyTuple_Type, &fill, &PyTuple_Type, &constants))
     return -1;
   for (Py_ssize_t i = 0; i < PyTuple_Size(names); ++i)
     if (!PyUnicode_CheckExact(PyTuple_GetItem(names, i)))
@@ -1165,21 +1209,26 @@ static int launcher_init(PyObject *object, PyObject *arguments, PyObject *keywor
     return PyErr_SetString(PyExc_ValueError, "one default (or None) per name"), -1;
   int *places = NULL, count = 0;
   if (order != Py_None) {
+    const Py_ssize_t named = PyTuple_Size(names);
+    if (named && (!fill || PyTuple_Size(fill) != named || !constants || PyTuple_Size(constants) != named))
+      return PyErr_SetString(PyExc_ValueError, "one value to fill in and one constant per name"), -1;
     if (!PyTuple_Check(order)) return PyErr_SetString(PyExc_TypeError, "order must be a tuple"), -1;
     if (!(places = read_ints(order, &count))) return -1;
     for (int i = 0; i < count; ++i)
       if (places[i] < 0 && -1 - places[i] >= PyTuple_Size(defaults))
         return PyMem_Free(places), PyErr_SetString(PyExc_ValueError, "order names no default"), -1;
   }
-  PyObject *before[] = {self->names, self->defaults};
+  PyObject *before[] = {self->names, self->defaults, self->fill, self->constants};
   PyMem_Free(self->order);
   self->names = Py_NewRef(names);
   self->defaults = Py_NewRef(defaults);
+  // Of a launcher without an order they are not read.
+  self->fill = Py_NewRef(fill ? fill : names);
+  self->constants = Py_NewRef(constants ? constants : names);
   self->order = places;
   self->order_count = count;
   forget(object);
-  Py_XDECREF(before[0]);
-  Py_XDECREF(before[1]);
+  for (int i = 0; i < 4; ++i) Py_XDECREF(before[i]);
   return 0;
 }
 
@@ -1191,6 +1240,8 @@ static int launcher_traverse(PyObject *object, visitproc visit, void *arg) {
   for (int i = 0; i < 4 && !status; ++i) status = visit_table(tables[i], visit, arg);
   if (status) return status;
   Py_VISIT(self->defaults);
+  Py_VISIT(self->fill);
+  Py_VISIT(self->constants);
   Py_VISIT(Py_TYPE(object));
   return 0;
 }
@@ -1203,6 +1254,8 @@ static void launcher_dealloc(PyObject *object) {
   PyMem_Free(self->order);
   Py_XDECREF(self->names);
   Py_XDECREF(self->defaults);
+  Py_XDECREF(self->fill);
+  Py_XDECREF(self->constants);
   ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
   Py_DECREF(type);
 }
@@ -1227,10 +1280,10 @@ static PyType_Spec launcher_spec = {"fuser._launcher.Launcher", sizeof(Launcher)
                                     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, launcher_slots};
 
 static PyObject *set_torch(PyObject *module, PyObject *arguments) {
-  PyObject *capsule, *found[10];
-  if (!PyArg_ParseTuple(arguments, "OO!O!OOOOOOO!O!", &capsule, &PyType_Type, &found[0], &PyType_Type, &found[1],
+  PyObject *capsule, *found[11];
+  if (!PyArg_ParseTuple(arguments, "OO!O!OOOOOOO!O!O", &capsule, &PyType_Type, &found[0], &PyType_Type, &found[1],
                         &found[2], &found[3], &found[4], &found[5], &found[6], &found[7], &PyDict_Type, &found[8],
-                        &PyDict_Type, &found[9]))
+                        &PyDict_Type, &found[9], &found[10]))
     return NULL;
   for (int i = 2; i < 8; ++i)
     if (!PyCallable_Check(found[i])) return PyErr_SetString(PyExc_TypeError, "torch's functions are callable"), NULL;
@@ -1239,8 +1292,8 @@ static PyObject *set_torch(PyObject *module, PyObject *arguments) {
   if (table->version.major != 1)
     return PyErr_Format(PyExc_ImportError, "DLPack %u is not version 1", table->version.major), NULL;
   PyObject **places[] = {&tensor_type, &parameter_type, &function_modes, &dispatch_modes, &grad_enabled,
-                         &thread_count, &increment_version, &make_event, &forward_ad, &profiler};
-  for (int i = 0; i < 10; ++i) {
+                         &thread_count, &increment_version, &make_event, &forward_ad, &profiler, &missing};
+  for (int i = 0; i < 11; ++i) {
     PyObject *before = *places[i];
     *places[i] = Py_NewRef(found[i]);
     Py_XDECREF(before);

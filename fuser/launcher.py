@@ -28,7 +28,7 @@ from fuser.kernel_spec import MAX_ARGUMENT_BYTES
 from fuser.plan import Plan
 from fuser.process import openmp_threads
 from fuser.python_launcher import PythonLauncher
-from fuser.record import NUMBER_TYPES, TENSOR_TYPES, Recorded, Scalars, allocations, pack_step
+from fuser.record import MISSING, NUMBER_TYPES, TENSOR_TYPES, Recorded, Scalars, allocations, pack_step
 
 __all__ = ["Launcher", "Replayer", "called_in_c", "make_check", "record_call", "record_through"]
 
@@ -51,6 +51,7 @@ try:
         torch._C._profiler._RecordFunctionFast,
         vars(forward_ad),
         vars(profiler),
+        MISSING,
     )
 except (ImportError, AttributeError, TypeError):
     # Not built, or for another version of this file, or a torch with another exchange API.
@@ -69,14 +70,23 @@ class Launcher(Protocol):
     same arguments.
     """
 
-    def __init__(self, names: tuple[str, ...], defaults: tuple[Any, ...], order: tuple[int, ...] | None = None) -> None:
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        defaults: tuple[Any, ...],
+        order: tuple[int, ...] | None = None,
+        fill: tuple[Any, ...] = (),
+        constants: tuple[Any, ...] = (),
+    ) -> None:
         """Make the launcher of one callable.
 
         Args:
-            names: the scalars that may follow the tensors by name.
+            names: the scalars that may follow the tensors by name. With ``order``: all parameters, or none.
             defaults: the value of each that the call leaves out; None for one that every call must give.
-            order: the inputs as slots among the positional arguments, or -1 - k for the k-th default; None: all
-                arguments in order, then the scalars.
+            order: the inputs as slots among the arguments, or -1 - k for the k-th default; None: all arguments in
+                order, then the scalars.
+            fill: with ``order``, of each parameter the value of an argument that is left out, or ``MISSING``.
+            constants: likewise the value that an argument has to have in calls that are replayed.
         """
 
     def launch(self, tensors: tuple[Any, ...], scalars: Scalars | None, out: Any) -> Any:

@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 
 from fuser.access import VECTOR_BYTES
 from fuser.config import config
-from fuser.record import Recorded, Scalars
+from fuser.record import MISSING, Recorded, Scalars
 
 __all__ = ["PythonLauncher", "guard", "picker"]
 
@@ -34,20 +34,33 @@ class _Record(NamedTuple):
 class PythonLauncher:
     """Implements Launcher for calls without ``out=`` on aligned tensors; remembers the last few."""
 
-    def __init__(self, names: tuple[str, ...], defaults: tuple[Any, ...], order: tuple[int, ...] | None = None) -> None:
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        defaults: tuple[Any, ...],
+        order: tuple[int, ...] | None = None,
+        fill: tuple[Any, ...] = (),
+        constants: tuple[Any, ...] = (),
+    ) -> None:
         self._names = dict.fromkeys(names).keys()
         self._defaults = defaults
         self._order = order
+        self._fill = dict(zip(names, fill, strict=True)) if order is not None else {}
+        self._constants = tuple((slot, value) for slot, value in enumerate(constants) if value is not MISSING)
         self._records: tuple[_Record, ...] = ()
 
     def launch(self, tensors: tuple[Any, ...], scalars: Scalars | None, out: Any) -> Any:
         """See Launcher."""
         if out is not None or not self._records or (scalars and not scalars.keys() <= self._names):
             return None
+        if self._order is not None:
+            # All records have one number of arguments.
+            wanted = self._records[0].argument_count
+            if scalars or len(tensors) != wanted:
+                tensors = self._place(tensors, scalars or {})
+            if len(tensors) != wanted or not all(_is_constant(tensors[slot], it) for slot, it in self._constants):
+                return None
         count = len(tensors)
-        # With an order, all records have one number of arguments.
-        if self._order is not None and self._records[0].argument_count != count:
-            return None
         inputs = self._bind(tensors, scalars)
         types = tuple(map(type, inputs))
         for argument_count, recorded_types, replay in self._records:
@@ -72,12 +85,23 @@ class PythonLauncher:
         self._records = (record, *self._records[: PYTHON_RECORDS - 1])
         return True
 
+    def _place(self, tensors: tuple[Any, ...], keywords: Scalars) -> tuple[Any, ...]:
+        # All arguments by position; none where one is missing, or comes twice.
+        names = tuple(self._names)[len(tensors) :]
+        given = (*tensors, *(keywords.get(name, self._fill[name]) for name in names))
+        return () if any(item is MISSING for item in given) or not keywords.keys() <= {*names} else given
+
     def _bind(self, tensors: tuple[Any, ...], scalars: Scalars | None) -> tuple[Any, ...]:
         if self._order is not None:
             return tuple(tensors[slot] if slot >= 0 else self._defaults[-1 - slot] for slot in self._order)
         if not scalars:
             return tensors + self._defaults
         return tensors + tuple(map(scalars.get, self._names, self._defaults))
+
+
+def _is_constant(value: Any, constant: Any) -> bool:
+    # Of words that are equal there may be several.
+    return value is constant or (type(value) is type(constant) is str and value == constant)
 
 
 def guard(recorded: Recorded, inputs: tuple[Any, ...], replay: Replay) -> Replay:

@@ -14,9 +14,11 @@ from fuser.cxx.functor import Functor
 from fuser.geometry import Flat
 from fuser.plan import Plan, Step
 
-__all__ = ["NUMBER_TYPES", "TENSOR_TYPES", "Recorded", "Scalars", "allocations", "pack_step"]
+__all__ = ["MISSING", "NUMBER_TYPES", "TENSOR_TYPES", "Recorded", "Scalars", "allocations", "pack_step"]
 
 Scalars = Mapping[str, Any]
+# Where there is neither a default value nor a constant.
+MISSING: Any = object()
 
 TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter)
 NUMBER_TYPES = (bool, int, float, complex)

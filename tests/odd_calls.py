@@ -141,6 +141,13 @@ def make_tensors() -> dict[str, torch.Tensor]:
     }
 
 
+def odd_sum(x: Any, y: Any, alpha: Any, flip: Any, word: Any) -> Any:
+    """Return what depends on arguments that are neither tensors nor numbers."""
+    if flip:
+        x, y = y, x
+    return x - y * alpha if word == "sub" else x + y * alpha
+
+
 PLAIN = 4
 NUMBERS: tuple[Any, ...] = (0.5, 3.0, float("nan"), float("inf"), -0.0, 1e308)
 ODD_NUMBERS: tuple[Any, ...] = (
@@ -183,6 +190,7 @@ class Calls:
             "whole": (whole, 2),
             "two": (fuser.fuse(lambda x, y: (axpy(x, y), x + y)), 2),
             "own": (fuser.fuse(lambda x, out: axpy(x, out)), 2),
+            "flags": (fuser.fuse(lambda x, y, alpha=2.0, flip=False, word="add": odd_sum(x, y, alpha, flip, word)), 2),
             "run": (lambda *items, **options: fuser.run_fusion(key, list(items), **options), 2),
         }
 
@@ -232,7 +240,16 @@ class Calls:
         options: dict[str, tuple[str, Any]] = {}
         if name == "bare":
             options = dict.fromkeys(("alpha", "beta"), ("1.5", 1.5))
-        for key in ("alpha", "beta") if name == "bare" else ("alpha",) if name == "axpy" else ():
+        if name == "flags":
+            # Words that are equal, and others than those of the program.
+            drawn = {"flip": self.random.choice((True, False, None, 0)), "word": self.random.choice(("add", "sub"))}
+            drawn = {key: value for key, value in drawn.items() if self.random.random() < 0.4}
+            options = {
+                key: (repr(value), value[:1] + value[1:] if key == "word" else value) for key, value in drawn.items()
+            }
+            if self.random.random() < 0.2:
+                items.append(("numbers[1]", NUMBERS[1]))
+        for key in ("alpha", "beta") if name == "bare" else ("alpha",) if name in ("axpy", "flags") else ():
             if self.random.random() < 0.4:
                 index = self.random.randrange(len(NUMBERS))
                 options[key] = f"numbers[{index}]", NUMBERS[index]
@@ -307,6 +324,7 @@ class Module:
         # A function that may be called with any arguments, and looks at none.
         self.harmless = ctypes.cast(ctypes.CDLL(None).getpid, ctypes.c_void_p).value
         self.launchers: list[Any] = []
+        self.missing = record.MISSING
 
     def value(self) -> Any:
         """Draw any object."""
@@ -439,7 +457,12 @@ class Module:
                 names = self.random.choice(((), (), (), (), ("alpha",), ("alpha", "beta")))
                 defaults = self.maybe((0.5, None)[: len(names)])
                 order = self.random.choice((None, None, None, None, (0, 1), (1, 0), (0, -1), (-3,), (2**40,)))
-                self.launchers = [*self.launchers[-3:], module.Launcher(names, defaults, self.maybe(order))]
+                more = [
+                    self.maybe((self.calls.tensors["x"], 0.5)[: len(names)]),
+                    self.maybe((self.missing,) * len(names)),
+                ]
+                given = (names, defaults, self.maybe(order), *more[: integer(4)])
+                self.launchers = [*self.launchers[-3:], module.Launcher(*given)]
                 return None
         if not self.launchers:
             return None

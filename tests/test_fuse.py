@@ -20,6 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import fuser
 from fuser.errors import ArgumentError, DeviceError
+from fuser.fx import trace
 from fuser.fx.taking_turns import Turn
 
 pytestmark = pytest.mark.cpu
@@ -168,6 +169,44 @@ def test_keyword_and_default_arguments(x: torch.Tensor, y: torch.Tensor) -> None
         step(x, y, gamma=1)
     with pytest.raises(TypeError, match="'y'"):
         step(x, beta=1.0)
+
+
+def test_defaults_and_flags_are_replayed(x: torch.Tensor, y: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    @fuser.fuse
+    def step(x: Any, y: Any, alpha: Any = 2.0, flip: Any = False, *, word: Any = "add", of: Any = None) -> Any:
+        if flip:
+            x, y = y, x
+        return x - alpha * y if word == "sub" else x + alpha * y
+
+    def check(*args: Any, is_replayed: bool = True, **options: Any) -> None:
+        met: list[Any] = []
+        with monkeypatch.context() as patched:
+            anew = step.call_anew
+            patched.setattr(step, "call_anew", lambda *args, **options: met.append(args) or anew(*args, **options))
+            got = step(*args, **options)
+        assert_same(got, step.function(*args, **options))
+        assert bool(met) is not is_replayed
+
+    check(x, y, is_replayed=False)
+    check(x, y)
+    check(x, y, 3.0)
+    check(y=x, x=y, alpha=0.5)
+    check(x, y, 2.0, False, word="".join(["a", "dd"]), of=None)
+    for options in ({"flip": True}, {"word": "sub"}, {"of": 1.0}, {"flip": None}, {"flip": 0}):
+        for _ in range(2):
+            check(x, y, is_replayed=False, **options)
+        check(x, y)
+    # What is equal, and another object, is found a step later.
+    other = fuser.fuse(lambda x, device: x.to(device) * 2.0)
+    assert_same(other(x, torch.device("cpu")), x * 2.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(trace, "call_anew", None)
+        assert_same(other(x, torch.device("cpu")), x * 2.0)
+    for wrong in ((x,), (x, y, 1.0, False, "add", None, None)):
+        with pytest.raises(ArgumentError):
+            step(*wrong)
+    with pytest.raises(ArgumentError, match="unexpected argument: x"):
+        step(x, y, x=x)
 
 
 def test_several_outputs_and_getitem(x: torch.Tensor) -> None:

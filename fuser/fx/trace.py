@@ -31,7 +31,7 @@ from fuser.jit_function import R
 from fuser.launcher import Replayer, called_in_c, record_through
 from fuser.outputs import check_kinds, finish_out, finish_traced_out, unusual_kind
 from fuser.process import Lock
-from fuser.record import Recorded, Scalars
+from fuser.record import MISSING, Recorded, Scalars
 from fuser.route import call_anew, is_transformed, requires_grad
 from fuser.tensor_desc import describe
 from fuser.warming.follow import current, stand_in
@@ -102,8 +102,11 @@ class FusedFunction(Replayer, Generic[P, R]):
         self._lock = Lock()
         # By the key of the call, the newest first.
         self._traces: dict[Key, tuple[Entry, ...]] = {}
-        # The trace whose calls this object replays itself.
+        # The trace whose calls this object replays itself; the arguments that it takes for constants, and, where there
+        # are any, the places of the others.
         self._own: Entry | None = None
+        self._own_constants: tuple[Any, ...] = ()
+        self._own_places: tuple[int, ...] = ()
         self._signature = inspect.signature(function)
         self._parameters = tuple(self._signature.parameters.values())
         variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -239,7 +242,7 @@ class FusedFunction(Replayer, Generic[P, R]):
         if torch.compiler.is_dynamo_compiling():
             # What is in this function fuses with its neighbours there.
             return self._call_plainly(*args, **kwargs)
-        replayed = None if kwargs else self.launch(args, None, None)
+        replayed = None if "out" in kwargs else self.launch(args, kwargs or None, None)
         return self.call_anew(*args, **kwargs) if replayed is None else replayed
 
     def _is_method_of(self, kind: type) -> bool:
@@ -288,8 +291,9 @@ class FusedFunction(Replayer, Generic[P, R]):
         whole, launcher = entry.whole, entry.launcher
         if whole is None and outs is not None:
             return self._finish(outs, entry.run(*leaves), args)
-        if launcher is not self:
-            replayed = launcher.launch(leaves, None, outs)
+        if launcher is not self or self._own_places:
+            # A constant may be equal to that of the trace, and another object.
+            replayed = launcher.launch(self._among_constants(leaves) if launcher is self else leaves, None, outs)
             if replayed is not None:
                 return replayed
         if whole is None:
@@ -311,7 +315,16 @@ class FusedFunction(Replayer, Generic[P, R]):
         if self._own.traced.facts is not None:
             # Sizes may be among what the trace relies on.
             recorded = recorded._replace(flat=(), resize=None)
-        return super().add(tensors, scalars, out, recorded._replace(reads=reads))
+        return super().add(self._among_constants(tensors), scalars, out, recorded._replace(reads=reads))
+
+    def _among_constants(self, leaves: tuple[Any, ...]) -> tuple[Any, ...]:
+        # Tensors and numbers among the constants of the trace whose calls are replayed here.
+        if not self._own_places:
+            return leaves
+        values = [*self._own_constants]
+        for place, leaf in zip(self._own_places, leaves, strict=True):
+            values[place] = leaf
+        return tuple(values)
 
     def _finish(self, outs: tuple[Any, ...], result: Any, args: tuple[Any, ...]) -> Any:
         made = [result] if isinstance(result, torch.Tensor) else list(result)
@@ -393,15 +406,33 @@ class FusedFunction(Replayer, Generic[P, R]):
         return entry
 
     def _launcher_of(self, traced: Traced, whole: WholeFusion | None, key: Key) -> Replayer:
-        # This object is called in C with the arguments as they are: all must be compared there.
-        is_flat = all(kind is TENSOR or kind is NUMBER for kind in key[1:]) and len(key) == key[0] + 1
-        is_seen = traced.facts is None or traced.facts.is_of_tensors
         inputs = traced.graph_module.graph.find_nodes(op="placeholder")
-        constants, order = ((), tuple(range(len(inputs)))) if whole is None else (whole.constants, whole.order)
-        if self._own is None and is_flat and is_seen and (whole is None or whole.reads_all):
-            Replayer.__init__(self, (), constants, order)
+        defaults, order = ((), tuple(range(len(inputs)))) if whole is None else (whole.constants, whole.order)
+        is_seen = traced.facts is None or traced.facts.is_of_tensors
+        if self._own is not None or not is_seen or (whole is not None and not whole.reads_all):
+            return Replayer((), defaults, order)
+        return self._launch_own(key, defaults, order) or Replayer((), defaults, order)
+
+    def _launch_own(self, key: Key, defaults: tuple[Any, ...], order: tuple[int, ...]) -> Replayer | None:
+        # This object is called in C with the arguments as they are: all must be compared there.
+        kinds = key[1:]
+        places = tuple(slot for slot, kind in enumerate(kinds) if kind is TENSOR or kind is NUMBER)
+        constants = tuple(MISSING if slot in places else kind[1] for slot, kind in enumerate(kinds))
+        has_constants = len(places) < len(kinds)
+        if any(len(kind) == 3 for kind in kinds if type(kind) is tuple) or len(kinds) != key[0]:
+            return None
+        if not self._can_bind:
+            if has_constants:
+                return None
+            Replayer.__init__(self, (), defaults, order)
             return self
-        return Replayer((), constants, order)
+        if has_constants:
+            self._own_constants, self._own_places = constants, places
+            order = tuple(places[slot] if slot >= 0 else slot for slot in order)
+        names = tuple(item.name for item in self._parameters)
+        fill = tuple(MISSING if item.default is item.empty else item.default for item in self._parameters)
+        Replayer.__init__(self, names, defaults, order, fill, constants)
+        return self
 
     def _call_by_position(self, *args: Any, **kwargs: Any) -> Any:
         # Keyword-only arguments have a place, too.
