@@ -7,7 +7,6 @@ import ctypes.util
 import math
 import platform
 import re
-import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +16,12 @@ import pytest
 import torch
 from accuracy import distance
 from functors import draw, poison, same_bits, special_tensor, unpoison
+from vectorised import find_loops
 
 import fuser
 from fuser.autodiff.derivative import reverse_functor
 from fuser.config import config
-from fuser.cpu.backend import CpuBackend, compiler_flags, find_compiler
+from fuser.cpu.backend import CpuBackend, find_compiler
 from fuser.cpu.fused_kernel import CpuKernel
 from fuser.cxx.functor import parse_functor
 from fuser.function import Function
@@ -191,20 +191,10 @@ def test_loops_with_one_exponent_are_vectorised(
         lambda x: fuser.fuse(lambda x, n: x**n * 1.25)(x, exponent),
     ):
         torch.autograd.grad(function(x).sum(), x)
-    compiler = find_compiler(config.cxx)
     # One for each pass: the two functions differ in numbers alone.
     assert len(sources) >= 2
     for source in sources:
-        file = tmp_path / "kernel.cpp"
-        file.write_text(source.text, encoding="utf-8")
-        command = [*compiler.command, *compiler_flags(compiler, source.numerics), "-fopt-info-vec-optimized-missed"]
-        run = subprocess.run(
-            [*command, "-c", file, "-o", file.with_suffix(".o")], capture_output=True, text=True, check=True
-        )
-        done, missed = (
-            set(re.findall(rf"^(fuser_kernel:\d+:\d+): {words}", run.stderr, re.MULTILINE))
-            for words in ("optimized: loop vectorized", "missed: couldn't vectorize loop")
-        )
+        done, missed = find_loops(source, tmp_path)
         # Of a loop that became several, each.
         assert done, source.text
         assert not done & missed, source.text

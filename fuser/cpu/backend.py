@@ -199,6 +199,9 @@ def compiler_flags(compiler: Compiler, numerics: str) -> tuple[str, ...]:
     flags += (*_COMMON, *_OF_GCC)
     # A loop for each side of a branch on a number of the call: gcc 12 vectorises few loops that have the branch inside.
     flags += ["-ftree-vectorize", "-fvect-cost-model=dynamic", "-funswitch-loops", "-march=native", "-fopenmp"]
+    # Where gcc gives a loop's function other parameters it forgets that all calls in it are to be inlined, and what an
+    # element calls keeps the loop from vectors.
+    flags.append("-fno-ipa-sra")
     if platform.machine() in {"x86_64", "AMD64"}:
         flags.append("-mprefer-vector-width=512")
     return tuple(flags)

@@ -270,9 +270,11 @@ def of_lists(function: Function) -> Function:
     return replace(function, functor=parse_entry(function.functor.entry.removeprefix("aten_"), "T a, T b", text))
 
 
-# What equals a bound stays as it is: a zero keeps its sign.
+# What equals a bound stays as it is: a zero keeps its sign. Step by step: of two conditions joined, about bounds that
+# are rounded, gcc makes no vectors.
 _WITHIN_NUMBERS = {
-    "clamp": "T y = x < low || low != low ? low : x; return high < y || high != high ? high : y;",
+    "clamp": "T y = x < low ? low : x; y = low != low ? low : y;"
+    "y = high < y ? high : y; return high != high ? high : y;",
     "clamp_min": "return a < b || b != b ? b : a;",
     "clamp_max": "return b < a || b != b ? b : a;",
 }

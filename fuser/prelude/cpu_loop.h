@@ -18,6 +18,18 @@ FUSER_INLINE void fuser_prefer_huge_pages(const void* memory, int64_t bytes) {
 #endif
 }
 
+//@ always if half
+FUSER_INLINE void fuser_widen(float* to, const fuser_half* from, int64_t count) {
+  int64_t i = 0;
+#ifdef __F16C__
+  typedef short Halves __attribute__((vector_size(16), aligned(2), may_alias));
+  typedef float Floats __attribute__((vector_size(32), aligned(4), may_alias));
+  for (; i + 8 <= count; i += 8)
+    *reinterpret_cast<Floats*>(to + i) = __builtin_ia32_vcvtph2ps256(*reinterpret_cast<const Halves*>(from + i));
+#endif
+  for (; i < count; ++i) to[i] = fuser_to_compute(from[i]);
+}
+
 //@ always if tiles
 // The loop nest cut into tiles: `row` elements along dimension 0, `rows` along dimension `across`, one along the others.
 // It is at one of them; rank 1 has no `across` (0) and tiles of one row.

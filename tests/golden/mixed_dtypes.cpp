@@ -42,15 +42,17 @@ __attribute__((flatten, noinline)) static void fuser_range(const fuser_args a, i
   const auto in0 = a.in0;
   const auto in1 = a.in1;
   const auto in2 = a.in2;
-  for (int64_t block = begin; block < end; block += 2048) {
-    const int64_t stop = block + 2048 < end ? block + 2048 : end;
+  for (int64_t block = begin; block < end; block += 1024) {
+    const int64_t stop = block + 1024 < end ? block + 1024 : end;
     __builtin_prefetch(out0 + stop, 1);
     __builtin_prefetch(in0 + stop);
     __builtin_prefetch(in1 + stop);
     __builtin_prefetch(in2 + stop);
+    alignas(64) float wide_in2[1024];
+    fuser_widen(wide_in2, in2 + block, stop - block);
 #pragma GCC ivdep
     for (int64_t i = block; i < stop; ++i)
-      fuser_element(fuser_to_compute(in0[i]), fuser_to_compute(in1[i]), fuser_to_compute(in2[i]), (a.number3 != 0), a.number4, out0[i]);
+      fuser_element(fuser_to_compute(in0[i]), fuser_to_compute(in1[i]), wide_in2[i - block], (a.number3 != 0), a.number4, out0[i]);
   }
 }
 

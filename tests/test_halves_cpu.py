@@ -1,0 +1,83 @@
+"""float16 on the CPU: torch's bits of every conversion and rounding, in loops that are vectors."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from vectorised import find_loops
+
+import fuser
+from fuser.config import config
+from fuser.cpu.backend import CpuBackend, find_compiler
+from fuser.kernel_source import KernelSource
+
+pytestmark = pytest.mark.cpu
+
+ALL = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(torch.float16)
+
+
+def assert_same_numbers(got: torch.Tensor, wanted: torch.Tensor) -> None:
+    assert got.dtype is wanted.dtype
+    whole = torch.int16 if got.dtype is torch.float16 else torch.int32
+    assert torch.equal(got.isnan(), wanted.isnan())
+    assert torch.equal(got.view(whole).masked_fill(got.isnan(), 0), wanted.view(whole).masked_fill(got.isnan(), 0))
+
+
+@pytest.mark.parametrize("step", [1, 3])
+def test_conversions_of_all_values(step: int) -> None:
+    # Neighbours in memory, and others, which are read one by one.
+    x = ALL.repeat_interleave(step)[::step]
+    assert_same_numbers(fuser.fuse(lambda x: x.float())(x), x.float())
+    # Every number with less bits than half has, and what lies around the middle to the next one.
+    ends = torch.tensor([0, 1, 0xFFF, 0x1000, 0x1001, 0x1FFF])
+    bits = (torch.arange(-(1 << 18), 1 << 18)[:, None] * (1 << 13) + ends).to(torch.int32)
+    wide = bits.view(torch.float32).flatten().repeat_interleave(step)[::step]
+    assert_same_numbers(fuser.fuse(lambda x: x.half())(wide), wide.half())
+
+
+def test_every_step_of_a_chain_is_rounded() -> None:
+    def chain(x: Any, y: Any) -> Any:
+        product = x * y
+        return product, product * 1e-3 + x, -(x * 1e-4) * y
+
+    torch.manual_seed(0)
+    # The last: products around the first number that is infinite.
+    for y in (*(ALL[torch.randperm(ALL.numel())] for _ in range(8)), (65520 / ALL.float()).half()):
+        for got, wanted in zip(fuser.fuse(chain)(ALL, y), chain(ALL, y), strict=True):
+            assert_same_numbers(got, wanted)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or find_compiler(config.cxx).is_clang, reason="gcc's vectors")
+@pytest.mark.parametrize(
+    ("dtype", "function"),
+    [
+        (torch.float16, lambda x: x * x - x),
+        (torch.bfloat16, lambda x: x.clamp(0.1, 0.7)),
+        pytest.param(torch.float16, lambda x: torch.nn.functional.hardshrink(x, 0.1), marks=pytest.mark.slow),
+        pytest.param(torch.float16, torch.ops.aten.sigmoid_backward, marks=pytest.mark.slow),
+    ],
+)
+def test_loops_are_vectors(
+    dtype: torch.dtype, function: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Else they take up to ninety times as long as eager torch."""
+    sources: list[KernelSource] = []
+    build = CpuBackend.compile
+
+    def compile_kernel(self: CpuBackend, source: KernelSource, target: str) -> Any:
+        sources.append(source)
+        return build(self, source, target)
+
+    monkeypatch.setattr(CpuBackend, "compile", compile_kernel)
+    is_binary = isinstance(function, torch._ops.OpOverloadPacket)
+    # A factor that makes kernels of their own.
+    fuser.fuse(lambda x: (function(x, x) if is_binary else function(x)) * 1.375)(torch.ones(40, dtype=dtype))
+    (source,) = sources
+    done, missed = find_loops(source, tmp_path)
+    assert done, source.text
+    assert not done & missed, source.text
