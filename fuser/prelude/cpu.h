@@ -59,6 +59,11 @@ template <typename To, typename From> FUSER_INLINE To fuser_from_integer(From v)
   typedef typename fuser_bits<To>::type Bits;
   return fuser_bit_cast<To>(fuser_bit_cast<Bits>(static_cast<To>(v)) & -static_cast<Bits>(v != 0));
 }
+// Of what a comparison says, or a bool in memory, gcc 12 vectorises no conversion to floating point.
+template <typename To> FUSER_INLINE To fuser_from_integer(bool v) {
+  typedef typename fuser_bits<To>::type Bits;
+  return fuser_bit_cast<To>(fuser_bit_cast<Bits>(static_cast<To>(1)) & -static_cast<Bits>(v));
+}
 
 //@ __float_as_int
 FUSER_INLINE int __float_as_int(float v) { return fuser_bit_cast<int>(v); }

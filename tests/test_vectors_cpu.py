@@ -1,4 +1,4 @@
-"""float16 on the CPU: torch's bits of every conversion and rounding, in loops that are vectors."""
+"""CPU loops are vectors, and float16 has torch's bits in them, at every conversion and rounding."""
 
 from __future__ import annotations
 
@@ -58,6 +58,8 @@ def test_every_step_of_a_chain_is_rounded() -> None:
     [
         (torch.float16, lambda x: x * x - x),
         (torch.bfloat16, lambda x: x.clamp(0.1, 0.7)),
+        (torch.bfloat16, lambda x: (x > 0) * x),
+        pytest.param(torch.bool, lambda x: x * 1.5, marks=pytest.mark.slow),
         pytest.param(torch.float16, lambda x: torch.nn.functional.hardshrink(x, 0.1), marks=pytest.mark.slow),
         pytest.param(torch.float16, torch.ops.aten.sigmoid_backward, marks=pytest.mark.slow),
     ],
