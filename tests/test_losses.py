@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,11 +12,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from accuracy import assert_form, outcome
 from functors import poison, same_bits, unpoison
+from graph_checks import trace
 from torch import fx
 
 import fuser
 from fuser.config import config
 from fuser.errors import FallbackWarning
+from fuser.fx.buffers import drop_unread
 from fuser.ops import OPS
 
 pytestmark = [
@@ -337,6 +340,23 @@ def test_overloads_in_graphs() -> None:
         assert_same(fused(*given), target(*args), str(target), is_exact=True)
         assert not [node for node in fused.graph.nodes if node.target is target], target
         assert fuser.stats()["fallbacks"] == {}
+
+
+@pytest.mark.cpu
+def test_nothing_is_kept_for_the_derivative_of_a_log_sigmoid() -> None:
+    x = torch.randn(4, 6, requires_grad=True)
+    found = fuser.explain(torch.compile(lambda x: F.logsigmoid(x * 2) + 1, backend="fuser"), x)
+    assert [(len(graph.groups), graph.unfused) for graph in found.graphs] == [(1, ()), (1, ())], str(found)
+
+    def write(call: Any, gradient: fx.Node, x: fx.Node) -> fx.Node:
+        kept = call(operator.getitem, call(ATEN.log_sigmoid_forward.default, x), 1)
+        return call(ATEN.log_sigmoid_backward.default, gradient, x, kept)
+
+    joint = trace(write, [x, x], "cuda")
+    drop_unread(joint)
+    joint.graph.eliminate_dead_code()
+    left = [node.target for node in joint.graph.nodes if node.op == "call_function"]
+    assert left == [ATEN.new_empty.default, ATEN.log_sigmoid_backward.default]
 
 
 @pytest.mark.cpu

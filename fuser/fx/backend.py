@@ -34,7 +34,7 @@ from fuser.errors import ArgumentError
 from fuser.fx.ahead import Ahead, load_compilers
 from fuser.fx.buffers import (
     copy_together,
-    drop_unread_statistics,
+    drop_unread,
     write_results_in_place,
     write_statistics_in_place,
 )
@@ -369,7 +369,7 @@ def split_passes(joint: fx.GraphModule, inputs: Any, **settings: Any) -> tuple[f
     torch's pointwise ops, but for those with loops. In an activation checkpoint its policy decides.
     """
     load_compilers(joint)
-    drop_unread_statistics(joint)
+    drop_unread(joint)
     narrow_places(joint)
     drop_idle_copies(joint.graph)
     run = torch.ops.fuser.run.default
@@ -379,7 +379,8 @@ def split_passes(joint: fx.GraphModule, inputs: Any, **settings: Any) -> tuple[f
     # No reductions of theirs.
     are_parted = part_norms(joint)
     known = partitioners.get_default_op_list()
-    cheap = {run.overloadpacket, *(view.overloadpacket for view in UNSAFE_VIEWS)}
+    # A log-sigmoid keeps something for its derivative on the CPU, which fuser's does not read.
+    cheap = {run.overloadpacket, torch.ops.aten.log_sigmoid_forward, *(view.overloadpacket for view in UNSAFE_VIEWS)}
     if are_parted:
         # With what comes after a norm its results are computed again: torch's list is of what Inductor makes of it.
         cheap |= {torch.ops.aten.batch_norm_elemt, *POINTWISE}

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import fx
+from torch._guards import detect_fake_mode
 
 from fuser.fx.fusion_node import FusionModule
-from fuser.fx.nodes import is_fresh, is_static, still_reads
+from fuser.fx.nodes import add_call, is_fresh, is_static, still_reads
 
 __all__ = [
     "copy_together",
-    "drop_unread_statistics",
+    "drop_unread",
     "gives_items",
     "values_of",
     "write_into",
@@ -35,11 +37,21 @@ _BACKWARD = _ATEN.native_batch_norm_backward.default
 _STATISTICS, _RESULTS = (3, 4), (3, 4)
 
 
-def drop_unread_statistics(joint: fx.GraphModule) -> None:
-    """Take the running statistics from the derivatives of batch norms in training, which do not read them."""
-    for node in joint.graph.find_nodes(op="call_function", target=_BACKWARD):
+def drop_unread(joint: fx.GraphModule) -> None:
+    """Take from derivatives what they are given and do not read: the forward pass need not make and keep it.
+
+    The running statistics from those of batch norms in training, and from those of log-sigmoids what a GPU keeps for
+    them, which has no elements.
+    """
+    graph = joint.graph
+    for node in graph.find_nodes(op="call_function", target=_BACKWARD):
         if node.args[7] is True:
             node.args = tuple(None if slot in _STATISTICS else item for slot, item in enumerate(node.args))
+    for node in graph.find_nodes(op="call_function", target=_ATEN.log_sigmoid_backward.default):
+        gradient, x, kept = node.args
+        if is_static(kept.meta["val"]) and not kept.meta["val"].numel():
+            with graph.inserting_before(node), detect_fake_mode(kept.meta["val"]) or nullcontext():
+                node.args = gradient, x, add_call(graph, _ATEN.new_empty.default, gradient, [0])
 
 
 def write_statistics_in_place(graph_module: fx.GraphModule) -> None:

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 
 from fuser import log
 from fuser.config import config
-from fuser.fx.effects import is_random
+from fuser.fx.effects import is_barrier, is_random
 from fuser.fx.fusion_node import FusionModule, FusionNode, Layouts, find_layouts
 from fuser.fx.group_writer import GroupWriter
 from fuser.fx.nodes import MAY_BE_NUMBER, bind_node, may_be_number
@@ -208,8 +208,11 @@ class Substitution:
                 hook(old=source, new=self.replaced[source].name, user=node)
             if old:
                 node.args, node.kwargs = map_arg((node.args, node.kwargs), lambda item: self.replaced.get(item, item))
+        # What nodes were given that their group does not read goes with them.
+        unread = {*self.remade}
         for node in reversed(self.graph.nodes):
-            if node in inside or (node in self.remade and not node.users):
+            if node in inside or (node in unread and not node.users):
+                unread.update(source for source in node.all_input_nodes if _only_computes(source))
                 self.graph.erase_node(node)
         if self.graph._tracer_cls is not None and issubclass(self.graph._tracer_cls, PythonKeyTracer):
             # The tracer of make_fx, which reads the module again from a pickle, would look into the fusion nodes.
@@ -250,6 +253,10 @@ def sort_graph(graph: fx.Graph) -> None:
 def _is_returned(node: fx.Node, inside: Mapping[fx.Node, Any]) -> bool:
     # A functor with several outputs is returned through its getitems unless somebody takes the tuple itself.
     return any(user not in inside for user in node.users) or not node.users
+
+
+def _only_computes(node: fx.Node) -> bool:
+    return node.op == "call_function" and not is_barrier(node) and not is_random(node)
 
 
 def _without_gradient(made: Any) -> Any:
