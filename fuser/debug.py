@@ -28,7 +28,7 @@ from fuser.fx.dropouts import draw_dropout_mask, find_obstacle
 from fuser.fx.fused_module import FusedModule
 from fuser.fx.fusion_node import FusionModule
 from fuser.fx.gains import gains_nothing
-from fuser.fx.nodes import read_nodes
+from fuser.fx.nodes import find_bar, read_nodes
 from fuser.fx.trace import FusedFunction
 from fuser.graph import FusionGroup
 from fuser.in_parts import needs_devices
@@ -360,8 +360,8 @@ def _unfused(module: fx.GraphModule) -> list[tuple[str, str]]:
             reason = f"no op of fuser's table: {_target_name(node)}"
         elif node in reading.numbers:
             reason = "arithmetic on numbers is Python's"
-        elif not reading.is_fusible(node):
-            reason = "its arguments are no strided tensors"
+        elif bar := find_bar(node, call):
+            reason = bar
         elif call.function.op in REDUCTIONS:
             reason = "alone: torch reduces as well as a kernel would"
         elif call.function.op == "convert":

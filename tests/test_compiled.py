@@ -104,6 +104,12 @@ def test_explain_calls_views_what_they_are() -> None:
     assert not any(graph.bytes_left)
 
 
+def test_explain_says_what_keeps_a_node_out_of_groups() -> None:
+    compiled = torch.compile(lambda z: torch.abs(z) + 1, backend="fuser")
+    (graph,) = fuser.explain(compiled, torch.randn(3, dtype=torch.complex64)).graphs
+    assert graph.unfused == (("abs_1", "no kernel of fuser's for these dtypes"),)
+
+
 @pytest.mark.parametrize("function", [lambda x: x.clone(), lambda x: x.t().contiguous(), lambda x: torch.zeros_like(x)])
 def test_explain_does_not_ask_for_fuel_where_a_copy_stands_alone(function: Callable[..., Any]) -> None:
     (graph,) = fuser.explain(torch.compile(function, backend="fuser"), draw((4, 8), torch.float32)).graphs

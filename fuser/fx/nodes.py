@@ -39,6 +39,7 @@ __all__ = [
     "add_call",
     "bind_group",
     "bind_node",
+    "find_bar",
     "find_readers",
     "is_copy",
     "is_fresh",
@@ -133,19 +134,26 @@ def bind_group(node: fx.Node) -> tuple[FusionGroup, list[Any]] | None:
 
 def is_fusible(node: fx.Node, call: OpCall | None) -> bool:
     """Whether a node that applies ``call`` can be part of a group: its value, where known, is a strided tensor."""
+    return find_bar(node, call) is None
+
+
+def find_bar(node: fx.Node, call: OpCall | None) -> str | None:
+    """Return what keeps a node that applies ``call`` out of all groups, in words."""
     if call is not None and not any(isinstance(value, fx.Node) for value in _flat_tensors(call)):
-        return False
-    if node.meta.get(IS_WRITTEN) or isinstance(_known_value(node), _NUMBERS):
-        # Arithmetic on sizes.
-        return False
+        return "it is given no tensors of the graph's"
+    if node.meta.get(IS_WRITTEN):
+        return "what it makes is written where it is"
+    if isinstance(_known_value(node), _NUMBERS):
+        return "arithmetic on numbers is Python's"
     if call is None and bind_group(node) is None:
-        return False
+        return f"no op of fuser's table: {node.target}"
     if call is not None and not _has_kernel(call):
-        return False
+        return "no kernel of fuser's for these dtypes"
     if call is not None and call.items is not None and not all(takes_item(user, call) for user in node.users):
-        return False
+        return "a result of it is read that no kernel of fuser's makes"
     values = [_known_value(item) for item in (node, *node.all_input_nodes)]
-    return all(_is_plain(value) for value in values if value is not None)
+    is_plain = all(_is_plain(value) for value in values if value is not None)
+    return None if is_plain else "its arguments are no strided tensors"
 
 
 def _has_kernel(call: OpCall) -> bool:
