@@ -7,6 +7,7 @@ group.
 ``out[:, 0] = x`` becomes a scatter of ``copy(out[:, 0], x)``, which lies as the part does and costs a copy of all of
 ``out``, in its gradient too, although a scatter asks of what it writes for nothing but values. The gradient of
 ``as_strided``, with which torch lays out averages of whole channels_last planes, is written over all of new zeros.
+Where the first size is a symbol, ``x[:, 0]`` is a part of a part that is the whole, whose gradient copies ``x``.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ def drop_idle_copies(graph: fx.Graph) -> None:
             graph.erase_node(node)
     _read_what_is_written(graph)
     _read_what_covers(graph)
+    _read_what_is_whole(graph)
     copies = graph.find_nodes(op="call_function", target=_ATEN.clone.default)
     copies += [
         node
@@ -69,6 +71,28 @@ def drop_idle_copies(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
+def _read_what_is_whole(graph: fx.Graph) -> None:
+    # A part of the size of the whole is the whole, and what is written there a copy.
+    for node in graph.find_nodes(op="call_function", target=_ATEN.slice.Tensor):
+        is_returned = any(user.op == "output" for user in node.users)
+        if not is_returned and "recompute" not in node.meta and _lies(node) == _lies(node.args[0]):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+    for target, slot in ((_ATEN.slice_backward.default, 0), (_ATEN.slice_scatter.default, 1)):
+        for node in graph.find_nodes(op="call_function", target=target):
+            source: Any = node.args[slot]
+            made, given = node.meta["val"], source.meta["val"]
+            is_whole = f"{list(made.shape)}" == f"{list(given.shape)}" and made.dtype == given.dtype
+            if not is_whole or "recompute" in node.meta:
+                continue
+            with graph.inserting_before(node), detect_fake_mode(made) or nullcontext():
+                copy = add_call(graph, _ATEN.clone.default, source, memory_format=torch.contiguous_format)
+            is_alike = _lies(copy) == _lies(node)
+            if is_alike:
+                node.replace_all_uses_with(copy)
+            graph.erase_node(node if is_alike else copy)
+
+
 def _read_what_is_written(graph: fx.Graph) -> None:
     # Of ``copy(target, source)`` a scatter reads the source; one into new memory is a clone. Sizes may be symbols.
     copies = graph.find_nodes(op="call_function", target=_ATEN.copy.default)
@@ -88,8 +112,7 @@ def _read_what_is_written(graph: fx.Graph) -> None:
         last = max((order[user] for user in node.users), default=0)
         is_part = all(_packet(user) in _SCATTERS and user.args[0] is not node for user in node.users)
         is_read_in_time = is_part and not any(order[node] < number < last for number in writes)
-        is_new = _packet(target) in _EMPTY and is_static(made) and is_static(given)
-        layout = _find_layout(made, given) if is_new else None
+        layout = _find_layout(made, given) if _packet(target) in _EMPTY else None
         if not is_read_in_time and layout is None:
             continue
         with graph.inserting_before(node), detect_fake_mode(made) or nullcontext():
@@ -137,6 +160,10 @@ def _covers(base: Any, given: Any, made: Any, strides: Any) -> bool:
 
 def _find_layout(made: torch.Tensor, given: torch.Tensor) -> torch.memory_format | None:
     # In which a clone lies as a copy does.
+    if not (is_static(made) and is_static(given)):
+        # Of symbols nothing shall be assumed.
+        is_alike = f"{made.new_empty(made.shape).stride()}" == f"{made.stride()}"
+        return torch.contiguous_format if is_alike else None
     seen = torch.empty_strided(given.shape, given.stride(), device="meta").expand(made.shape)
     for layout in (torch.contiguous_format, torch.preserve_format):
         if not made.storage_offset() and torch.empty_like(seen, memory_format=layout).stride() == made.stride():
