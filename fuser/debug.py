@@ -28,7 +28,7 @@ from fuser.fx.dropouts import draw_dropout_mask, find_obstacle
 from fuser.fx.fused_module import FusedModule
 from fuser.fx.fusion_node import FusionModule
 from fuser.fx.gains import gains_nothing
-from fuser.fx.nodes import find_bar, read_nodes
+from fuser.fx.nodes import UNSAFE_VIEWS, find_bar, read_nodes
 from fuser.fx.trace import FusedFunction
 from fuser.graph import FusionGroup
 from fuser.in_parts import needs_devices
@@ -343,13 +343,15 @@ def _unfused(module: fx.GraphModule) -> list[tuple[str, str]]:
         if _is_fusion(module, node):
             continue
         call = reading.calls[node]
-        if call is None and in_fast.calls[node] is not None:
+        if node in reading.numbers:
+            reason = "arithmetic on numbers is Python's"
+        elif call is None and in_fast.calls[node] is not None:
             reason = "strict numerics leave it to torch: in which order that adds up is not known here"
         elif node.target is torch.ops.aten.native_dropout.default and find_obstacle(node):
             reason = f"a dropout: {find_obstacle(node)}"
         elif node.target is draw_dropout_mask:
             reason = "of a dropout: on the CPU torch draws what it keeps"
-        elif (call is not None and call.is_view) or getattr(node.target, "is_view", False):
+        elif (call is not None and call.is_view) or _is_torchs_view(node.target):
             reason = "a view, which moves nothing"
         elif call is None and is_known(node.target):
             reason = f"no kernel of fuser's for these arguments: {_target_name(node)}"
@@ -358,8 +360,6 @@ def _unfused(module: fx.GraphModule) -> list[tuple[str, str]]:
             reason = f"calls other graphs, which have {count} groups of their own"
         elif call is None:
             reason = f"no op of fuser's table: {_target_name(node)}"
-        elif node in reading.numbers:
-            reason = "arithmetic on numbers is Python's"
         elif bar := find_bar(node, call):
             reason = bar
         elif call.function.op in REDUCTIONS:
@@ -372,6 +372,10 @@ def _unfused(module: fx.GraphModule) -> list[tuple[str, str]]:
             reason = "no pass put it into a group (is there fuel?)"
         found.append((node.name, reason))
     return found
+
+
+def _is_torchs_view(target: Any) -> bool:
+    return getattr(target, "is_view", False) or target in UNSAFE_VIEWS
 
 
 def _count_groups(bodies: Mapping[str, fx.GraphModule]) -> int:

@@ -104,6 +104,15 @@ def test_explain_calls_views_what_they_are() -> None:
     assert not any(graph.bytes_left)
 
 
+def test_explain_calls_sizes_what_they_are() -> None:
+    compiled = torch.compile(lambda x: x.t().reshape(-1, 2)[x.shape[1] // 2 :].mean(0), backend="fuser", dynamic=True)
+    forward, _ = fuser.explain(compiled, draw((4, 8), torch.float32).requires_grad_()).graphs
+    left = list(zip(forward.unfused, forward.bytes_left, strict=True))
+    sizes, view = "arithmetic on numbers is Python's", "a view, which moves nothing"
+    for start, reason in (("sym_size", sizes), ("floordiv", sizes), ("_unsafe_view", view)):
+        assert {(why, count) for (name, why), count in left if name.startswith(start)} == {(reason, 0)}
+
+
 def test_explain_says_what_keeps_a_node_out_of_groups() -> None:
     compiled = torch.compile(lambda z: torch.abs(z) + 1, backend="fuser")
     (graph,) = fuser.explain(compiled, torch.randn(3, dtype=torch.complex64)).graphs

@@ -34,6 +34,7 @@ __all__ = [
     "COPIES",
     "IS_WRITTEN",
     "MAY_BE_NUMBER",
+    "NUMBERS",
     "UNSAFE_VIEWS",
     "GraphReading",
     "add_call",
@@ -143,7 +144,7 @@ def find_bar(node: fx.Node, call: OpCall | None) -> str | None:
         return "it is given no tensors of the graph's"
     if node.meta.get(IS_WRITTEN):
         return "what it makes is written where it is"
-    if isinstance(_known_value(node), _NUMBERS):
+    if isinstance(_known_value(node), NUMBERS):
         return "arithmetic on numbers is Python's"
     if call is None and bind_group(node) is None:
         return f"no op of fuser's table: {node.target}"
@@ -163,7 +164,7 @@ def _has_kernel(call: OpCall) -> bool:
         value = _known_value(item) if isinstance(item, fx.Node) else item
         if isinstance(value, torch.Tensor):
             operands.append((value.dtype, Rank.TENSOR if value.dim() else Rank.ZERO_DIM))
-        elif is_constant(value) or isinstance(value, _NUMBERS):
+        elif is_constant(value) or isinstance(value, NUMBERS):
             operands.append((number_dtype(describe(value).kind, torch.get_default_dtype()), Rank.NUMBER))
         else:
             return True
@@ -249,7 +250,7 @@ def _bind_functor(function: JitFunction, node: fx.Node) -> OpCall | None:
 def _find_numbers(nodes: Sequence[fx.Node], calls: Mapping[fx.Node, OpCall | None]) -> set[fx.Node]:
     # Placeholders marked so, what is known to be one, sizes of tensors, what a functor takes as a scalar, what that was
     # computed from, and what is computed from such nodes alone.
-    known = {node for node in nodes if is_size(node) or isinstance(_known_value(node), _NUMBERS)}
+    known = {node for node in nodes if is_size(node) or isinstance(_known_value(node), NUMBERS)}
     found = known | {node for node in nodes if node.meta.get(IS_NUMBER)}
     for node in reversed(nodes):
         call = calls[node]
@@ -281,7 +282,7 @@ def is_size(node: fx.Node) -> bool:
     return node.op == "call_function" and node.target in _SIZE_FUNCTIONS
 
 
-_NUMBERS = bool | int | float | torch.SymInt | torch.SymFloat | torch.SymBool
+NUMBERS = bool | int | float | torch.SymInt | torch.SymFloat | torch.SymBool
 # Methods of a tensor that return numbers, among them bools, and functions that do.
 _SIZES = frozenset(
     "size dim ndimension numel nelement stride storage_offset element_size item tolist data_ptr nbytes is_contiguous "
@@ -307,7 +308,7 @@ def _is_plain(value: Any) -> bool:
         return value.layout is torch.strided and not value.is_quantized and value.device.type in {"cpu", "cuda", "meta"}
     if isinstance(value, list | tuple):
         return all(_is_plain(item) for item in value if item is not None)
-    return isinstance(value, complex | _NUMBERS)
+    return isinstance(value, complex | NUMBERS)
 
 
 def is_static(value: Any) -> TypeGuard[torch.Tensor]:

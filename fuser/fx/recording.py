@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from fuser.fx.backend import build_backend, compile_graph, read_options
 from fuser.fx.gains import count_bytes
-from fuser.fx.nodes import UNSAFE_VIEWS
+from fuser.fx.nodes import NUMBERS, UNSAFE_VIEWS
 from fuser.fx.passes import Fuel
 
 __all__ = ["RecordedGraph", "record_graphs"]
@@ -84,13 +84,14 @@ def _find_options(context: Any) -> dict[str, Any]:
 
 
 def _count_traffic(node: fx.Node) -> int:
-    # 0 for what moves none, as a view.
+    # 0 for what moves none, as a view, or arithmetic on sizes.
     schema = getattr(node.target, "_schema", None)
     is_view = schema is not None and any(item.alias_info and not item.alias_info.is_write for item in schema.returns)
     is_view = is_view or node.target in UNSAFE_VIEWS
     if (
         node.op not in {"call_function", "call_module"}
         or is_view
+        or isinstance(node.meta.get("val"), NUMBERS)
         or getattr(node.target, "__module__", "") == "_operator"
     ):
         return 0
