@@ -291,13 +291,18 @@ def test_results_without_a_gradient_have_no_part_in_others() -> None:
         x.log()
         return x * 2 + y, torch.sqrt(x), x.neg()
 
-    fused, x, y = fuser.fuse(step), torch.tensor([0.0, 4.0, -0.0], requires_grad=True), torch.randn(3)
-    y.requires_grad_()
+    # A loop over data has no derivative but that of its eager version.
+    root = fuser.jit_fn("template <typename T> T root(T x) { T y = x; while (y < T(0)) y = -y; return sqrt(y); }")
+    fused, passed = fuser.fuse(step), fx.symbolic_trace(step)
+    looped = fx.symbolic_trace(lambda x, y: (x * 2 + y, root(x), x.neg()))
+    assert all(len(fuse_graph(module).graph.find_nodes(op="call_module")) == 1 for module in (passed, looped))
+    x, y = torch.tensor([0.0, 4.0, -0.0], requires_grad=True), torch.randn(3, requires_grad=True)
     for slots in ([0], [0], [0, 1, 2], [2], [1], [0, 2]):
-        made = [[function(x, y)[slot] for slot in slots] for function in (fused, step)]
+        made = [[function(x, y)[slot] for slot in slots] for function in (step, fused, passed, looped)]
         grads = [torch.full((3,), 0.5 + slot) for slot in slots]
-        found, wanted = (torch.autograd.grad(items, (x, y), grads, allow_unused=True) for items in made)
-        torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
+        wanted, *found = (torch.autograd.grad(items, (x, y), grads, allow_unused=True) for items in made)
+        for item in found:
+            torch.testing.assert_close(item, wanted, rtol=0, atol=0, equal_nan=True)
     (fusion,) = (item for item in fused.graph_module.modules() if isinstance(item, DifferentiableFusion))
     # Of all, and after the first backward pass, of the first one alone.
     assert [len(joint.taken) for joint in fusion._joints] == [3, 1]

@@ -183,9 +183,12 @@ def _find_strided_gradients(ctx: Any, grads: Sequence[torch.Tensor | None]) -> l
                 part = part.to(case.devices[target])
             before = found[target]
             found[target] = part if before is None else before + part
+    rest = [slot for slot in shapes if found[slot] is None]
     # As torch has it: what is a step function of an input has a gradient, of zeros.
-    for slot, shape in shapes.items():
-        if found[slot] is None:
+    reached = case.reached(tuple(slot for group in given for slot in group)) if rest else ()
+    for slot in rest:
+        if slot in reached:
+            shape = shapes[slot]
             found[slot] = torch.zeros(shape, dtype=case.typing.values[slot], device=case.devices[slot])
     return found
 
@@ -239,17 +242,13 @@ def _find_eager_gradients(
 ) -> list[torch.Tensor | None]:
     case: Case = ctx.case
     inputs = [values[slot] for slot in range(len(case.devices))]
-    slots = _continuous_outputs(case)
-    incoming = []
-    for slot in slots:
-        grad, dtype = grads[slot], case.typing.values[case.spec.group.outputs[slot]]
-        zero = inputs[case.tensors[0]]
-        incoming.append(zero.new_zeros(ctx.out_shapes[slot], dtype=dtype) if grad is None else grad)
+    incoming = {slot: grad for slot in _continuous_outputs(case) if (grad := grads[slot]) is not None}
     wanted = [case.tensors.index(slot) for slot in case.wanted]
-    made = pull_back_eagerly(case.spec, inputs, slots, incoming, wanted)
+    made = pull_back_eagerly(case.spec, inputs, [*incoming], [*incoming.values()], wanted)
+    reached = case.reached(tuple(incoming))
     found: list[torch.Tensor | None] = [None] * len(case.devices)
     for slot, gradient in zip(case.wanted, made, strict=True):
-        found[slot] = gradient
+        found[slot] = gradient if slot in reached else None
     return found
 
 

@@ -98,6 +98,7 @@ class Case:
     derived: DerivedGroup | None = None
     # By the outputs whose gradients come in (by the inputs that have tangents).
     _passes: dict[tuple[bool, tuple[int, ...]], Pass | None] = field(default_factory=dict)
+    _reached: dict[tuple[int, ...], frozenset[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Fill in what every call asks for."""
@@ -120,6 +121,15 @@ class Case:
             return build_backward(group, typing, self.wanted, outputs, self.kept)
 
         return self._find(True, outputs, build)
+
+    def reached(self, outputs: tuple[int, ...]) -> frozenset[int]:
+        """Return the inputs on which these outputs depend: others have no gradient, not even one of zeros."""
+        if outputs not in self._reached:
+            group = self.spec.group
+            values = {group.outputs[slot] for slot in outputs}
+            found = (slot for slot in self.wanted if values & find_differentiable(group, self.typing, (slot,)))
+            self._reached[outputs] = frozenset(found)
+        return self._reached[outputs]
 
     def adding_up(self, step: Pass, dims: tuple[Shape, ...]) -> Pass:
         """Return a backward pass whose results are added up along dimensions of each, which they keep."""
