@@ -24,7 +24,7 @@ from fuser.launcher import make_check
 from fuser.library import needs_operator
 from fuser.list_record import Extent, ListCall, ListRecord, ListStep, ListTarget
 from fuser.list_text import most_positions
-from fuser.outputs import extent_bytes
+from fuser.outputs import extent_bytes, is_kept_as_it_is
 from fuser.plan import Buffer, event_name
 from fuser.planner import FlatCall, plan_flat
 from fuser.python_launcher import guard, picker
@@ -168,6 +168,9 @@ class RecordMaker:
         if routed.route is not Route.KERNEL or not all(map(operator.is_, routed.inputs, [*inputs, *outs])):
             # Its tensors may have no memory that could be compared with others'.
             self.is_steady = False
+            return None
+        if any(map(is_kept_as_it_is, outs)):
+            # The ordinary call raises.
             return None
         for argument, start_slot in enumerate(self.starts[:-1]):
             self._note(start_slot + (position if self.call.is_list[argument] else 0))

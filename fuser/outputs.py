@@ -11,7 +11,15 @@ import torch
 from fuser.errors import ArgumentError, DeviceError, GradientError, ShapeError, describe_type
 from fuser.layout import Shape, Strides
 
-__all__ = ["check_kinds", "check_out", "extent_bytes", "finish_out", "finish_traced_out", "unusual_kind"]
+__all__ = [
+    "check_kinds",
+    "check_out",
+    "extent_bytes",
+    "finish_out",
+    "finish_traced_out",
+    "is_kept_as_it_is",
+    "unusual_kind",
+]
 
 
 def check_kinds(out: Sequence[Any], taker: str) -> None:
@@ -30,7 +38,7 @@ def check_kinds(out: Sequence[Any], taker: str) -> None:
         kind = unusual_kind(item)
         if kind:
             raise ShapeError(f"{taker}: out= takes strided tensors, got a {kind} tensor")
-        if item.is_inference() and not torch.is_inference_mode_enabled():
+        if is_kept_as_it_is(item):
             raise ShapeError(
                 "Inplace update to inference tensor outside InferenceMode is not allowed. You can make a clone to get "
                 "a normal tensor before doing inplace update."
@@ -40,6 +48,11 @@ def check_kinds(out: Sequence[Any], taker: str) -> None:
                 "ZeroTensors are immutable. Please use the materialized zero tensor obtained using .clone() if you "
                 "want a mutable tensor."
             )
+
+
+def is_kept_as_it_is(tensor: torch.Tensor) -> bool:
+    """Whether nobody may write to a tensor: it was made in inference mode, which is over."""
+    return tensor.is_inference() and not torch.is_inference_mode_enabled()
 
 
 def unusual_kind(tensor: torch.Tensor) -> str:

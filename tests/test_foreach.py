@@ -212,6 +212,11 @@ def test_out_of_another_kind_is_as_in_an_ordinary_call(device: str) -> None:
     narrow = [item.int() for item in xs]
     with pytest.raises(FuserError, match="can't be cast"):
         fuser.foreach(axpy, xs, ys, out=narrow)
+    with torch.inference_mode():
+        kept = [torch.zeros(6, device=device) for _ in xs]
+    with pytest.raises(FuserError, match="Inplace update to inference tensor outside InferenceMode"):
+        fuser.foreach(axpy, xs, ys, out=kept)
+    assert not any(map(torch.any, kept))
 
 
 def test_positions_that_share_memory_are_computed_in_order(device: str) -> None:
