@@ -7,7 +7,6 @@ import functools
 import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -47,7 +46,7 @@ _records: Lru[tuple[ListRecord, ...]] = Lru()
 
 
 def launch_lists(call: ListCall, target: ListTarget, find_target: Callable[[int], ListTarget | None]) -> Any:
-    """Make a call as an earlier one like it, or plan it; None if all its positions are ordinary calls, in order.
+    """Make a call as an earlier one like it, or plan it; None if it has no plan: its positions are ordinary calls.
 
     Args:
         call: the call.
@@ -108,8 +107,8 @@ class RecordMaker:
         # What is known of positions described before.
         self.known: dict[Any, FlatCall | None] = {}
 
-    def make(self) -> ListRecord | None:
-        """Return the record, its kernels compiled; None if all positions are ordinary calls, in order."""
+    def make(self) -> ListRecord:
+        """Return the record, its kernels compiled; it has no steps if all positions are ordinary calls, in order."""
         groups: dict[tuple[ArgSpec, torch.device], list[int]] = {}
         for position in range(self.call.count):
             found = self._find_flat(position)
@@ -122,9 +121,11 @@ class RecordMaker:
         kernels = []
         for (args, device), positions in groups.items():
             kernel = None
-            with suppress(FuserError):
-                # Whatever it is, the ordinary calls deal with it.
+            try:
                 kernel = compile_kernel(self.target.spec, args, device.index) if len(positions) > 1 else None
+            except FuserError:
+                # Whatever it is, the ordinary calls deal with it, and the next call like this one tries again.
+                self.is_steady = False
             if kernel is None:
                 self.plain += positions
                 for position in positions:
@@ -132,20 +133,14 @@ class RecordMaker:
             else:
                 most = args.positions
                 kernels += [(kernel, device, positions[at : at + most]) for at in range(0, len(positions), most)]
-        extents = self._find_extents()
-        if not kernels or extents is None:
-            return None
+        extents = self._find_extents() if kernels else None
+        if extents is None:
+            return self._record()
         slots = list(self.first.values())
         numbered = {slot: number for number, slot in enumerate(slots)}
         allocations = [] if self.call.outs else self._list_allocations()
         new = {item[:2]: len(slots) + number for number, item in enumerate(allocations)}
-        is_kept = self.is_steady and config.changes == self.changes
-        check = make_check(self.flat, compares_sizes=True) if is_kept else None
-        recorded = None if check is None else Recorded(check, self.generation)
-        return ListRecord(
-            owner=self.target.owner,
-            guard=None if recorded is None else guard(recorded, self.flat, lambda inputs: inputs),
-            needs_no_grad=any(isinstance(item, torch.Tensor) and item.requires_grad for item in self.flat),
+        return self._record(
             pick=picker(slots),
             extents=tuple(extents),
             output_count=0 if self.call.outs else len(self.target.spec.group.outputs),
@@ -153,6 +148,18 @@ class RecordMaker:
             steps=tuple(self._step(*item, numbered, new) for item in kernels),
             constants=self.target.constants,
             plain=tuple(sorted(self.plain)),
+        )
+
+    def _record(self, **launches: Any) -> ListRecord:
+        is_kept = self.is_steady and config.changes == self.changes
+        check = make_check(self.flat, compares_sizes=True) if is_kept else None
+        recorded = None if check is None else Recorded(check, self.generation)
+        requires_grad = any(isinstance(item, torch.Tensor) and item.requires_grad for item in self.flat)
+        return ListRecord(
+            owner=self.target.owner,
+            guard=None if recorded is None else guard(recorded, self.flat, lambda inputs: inputs),
+            grad_mode=torch.is_grad_enabled() if requires_grad else None,
+            **launches,
         )
 
     def _find_flat(self, position: int) -> FlatCall | None:
@@ -165,12 +172,15 @@ class RecordMaker:
         inputs = [arguments[slot] if slot >= 0 else target.constants[-1 - slot] for slot in target.order]
         outs = [item[position] for item in self.call.outs]
         routed = find_route([*inputs, *outs])
-        if routed.route is not Route.KERNEL or not all(map(operator.is_, routed.inputs, [*inputs, *outs])):
+        if not all(map(operator.is_, routed.inputs, [*inputs, *outs])):
             # Its tensors may have no memory that could be compared with others'.
             self.is_steady = False
             return None
-        if any(map(is_kept_as_it_is, outs)):
-            # The ordinary call raises.
+        if routed.route is Route.AUTOGRAD or any(map(is_kept_as_it_is, outs)):
+            # Nothing is written: where there is ``out=``, the ordinary call raises.
+            return None
+        if routed.route is not Route.KERNEL:
+            self.is_steady = False
             return None
         for argument, start_slot in enumerate(self.starts[:-1]):
             self._note(start_slot + (position if self.call.is_list[argument] else 0))

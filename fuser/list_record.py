@@ -140,33 +140,38 @@ class ListRecord:
     owner: object
     # Returns None for tensors and numbers that are not like the call's. None: it cannot be asked.
     guard: Callable[[tuple[Any, ...]], Any] | None
-    needs_no_grad: bool
+    # The grad mode of the call, where it decides what autograd records.
+    grad_mode: bool | None
+    # None of them: all positions are ordinary calls, in order, and there is nothing of what follows.
+    steps: tuple[ListStep, ...] = ()
     # Picks the tensors, each once, out of all tensors and numbers; one extent for each.
-    pick: Callable[[Sequence[Any]], Sequence[torch.Tensor]]
-    extents: tuple[Extent, ...]
+    pick: Callable[[Sequence[Any]], Sequence[torch.Tensor]] = tuple
+    extents: tuple[Extent, ...] = ()
     # How many outputs there are; output, position and arguments of torch.empty_strided of each new tensor.
-    output_count: int
-    allocations: tuple[tuple[int, int, Buffer, torch.device], ...]
-    steps: tuple[ListStep, ...]
-    constants: tuple[Any, ...]
+    output_count: int = 0
+    allocations: tuple[tuple[int, int, Buffer, torch.device], ...] = ()
+    constants: tuple[Any, ...] = ()
     # Positions that are ordinary calls.
-    plain: tuple[int, ...]
+    plain: tuple[int, ...] = ()
     memory: _Memory | None = field(default=None, repr=False)
 
     def replay(self, call: ListCall, flat: tuple[Any, ...]) -> Any:
         """Make a call that is like the recorded one; None if it is not, and nothing was done."""
-        if self.guard is None or (self.needs_no_grad and torch.is_grad_enabled()) or self.guard(flat) is None:
+        is_other = self.grad_mode is not None and torch.is_grad_enabled() is not self.grad_mode
+        if self.guard is None or is_other or self.guard(flat) is None:
             return None
         return self.run(call, flat)
 
     def run(self, call: ListCall, flat: tuple[Any, ...]) -> Any:
-        """Make the call; None if tensors share memory, or a number is none of the kernels': nothing was done."""
+        """Make the call: by ordinary ones, in order, if tensors share memory, or a number is none of the kernels'."""
+        if not self.steps:
+            return call.run_plainly(range(call.count))
         tensors = self.pick(flat)
         addresses = list(map(torch.Tensor.data_ptr, tensors))
         memory = self.memory
         if memory is None or memory.addresses != addresses:
             if call.outs and not are_apart(addresses, self.extents):
-                return None
+                return call.run_plainly(range(call.count))
             memory = None
         results: list[list[Any]] = [[None] * call.count for _ in range(self.output_count)]
         made = []
@@ -185,7 +190,7 @@ class ListRecord:
                 for step, tables in zip(self.steps, memory.tables, strict=True)
             ]
         except struct.error:
-            return None
+            return call.run_plainly(range(call.count))
         for step, arguments in zip(self.steps, packed, strict=True):
             start(step.run, step.name, arguments)
         if call.outs:

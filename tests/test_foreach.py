@@ -332,6 +332,33 @@ def test_a_call_during_which_settings_changed_and_changed_back_is_not_recorded(m
 
 
 @pytest.mark.cpu
+def test_calls_with_positions_that_are_ordinary_calls_are_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    xs, ys, rows = (make("cpu", sizes=(5, 7, 8)) for _ in range(3))
+    learned = [xs[0].clone().requires_grad_(), *xs[1:]]
+    matrices = [torch.stack([item, item]) for item in xs]
+    # Each of these writes what the next one reads.
+    windows = list(torch.ones(7).unfold(0, 5, 2))
+    planned = Mock(wraps=list_planner.RecordMaker)
+    monkeypatch.setattr(list_planner, "RecordMaker", planned)
+    for count, run in enumerate(
+        (
+            lambda: fuser.foreach(axpy, learned, ys),
+            lambda: fuser.foreach(axpy, matrices, rows),
+            lambda: fuser.foreach(axpy, [xs[0], xs[0]], [xs[0], ys[0]], out=[xs[0], xs[0]]),
+            lambda: fuser.foreach(axpy, windows, xs[:1] * 2, out=windows),
+        ),
+        start=1,
+    ):
+        for _ in range(3):
+            run()
+        assert planned.call_count == count
+    made = fuser.foreach(axpy, learned, ys)
+    assert [item.requires_grad for item in made] == [True, False, False]
+    with torch.no_grad():
+        assert launches(lambda: fuser.foreach(axpy, learned, ys))[1] == 1
+
+
+@pytest.mark.cpu
 def test_what_is_not_like_the_recorded_call_is_planned_anew() -> None:
     xs, ys = make("cpu", sizes=(5, 7)), make("cpu", sizes=(5, 7))
     fuser.foreach(axpy, xs, ys)
