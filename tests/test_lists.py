@@ -232,6 +232,19 @@ def test_numbers_that_are_returned_have_memory_of_their_own() -> None:
     assert len({item.untyped_storage().data_ptr() for item in made}) == 4
 
 
+@pytest.mark.parametrize("shapes", [((), (3, 5)), ((3, 5), ())])
+@pytest.mark.parametrize(("dtype", "count"), [(torch.float32, 1), (torch.bfloat16, 0)])
+def test_tensors_without_dimensions_are_as_others_but_beside_other_dtypes(
+    shapes: Any, dtype: torch.dtype, count: int
+) -> None:
+    """A learned temperature among the parameters of a model."""
+    given = [torch.ones(shape) for shape in shapes] + [torch.ones(shape, dtype=dtype) for shape in shapes]
+    made = trace(lambda call, *x: call(ATEN._foreach_mul.List, list(x[:2]), list(x[2:])), given)
+    reader = _Reader(is_strict=True)
+    reader.read(*made.graph.find_nodes(op="call_function", target=ATEN._foreach_mul.List))
+    assert len(reader.ops) == count
+
+
 @pytest.mark.parametrize(("strides", "count"), [((1, 1, 1), 1), ((1, 6, 6), 0)])
 def test_lists_whose_results_cuda_lays_out_otherwise_stay_torchs(strides: tuple[int, ...], count: int) -> None:
     given = [torch.empty_strided((6, 1, 1), strides) for _ in range(2)]

@@ -209,7 +209,7 @@ class _Reader:
             return False
         self.given.update(shared)
         stand_ins = tuple(item[0] if isinstance(item, list | tuple) else item for item in args)
-        if not all(map(self._is_column, columns)):
+        if not all(map(self._is_column, columns)) or _promotes_apart(columns, shared):
             return False
         call = bind_function(target, stand_ins, kwargs)
         # A view computes nothing that a kernel could return.
@@ -219,7 +219,7 @@ class _Reader:
         # Tensors alike, none of which is made here at another position.
         if not all(isinstance(item, fx.Node) and is_static(item.meta.get("val")) for item in items):
             return False
-        if len({(item.meta["val"].dtype, item.meta["val"].device, item.meta["val"].dim() == 0) for item in items}) > 1:
+        if len({(item.meta["val"].dtype, item.meta["val"].device) for item in items}) > 1:
             return False
         if items[0] not in self.made_by:
             self._read_column(items)
@@ -268,6 +268,12 @@ class _Reader:
         op = _ListOp(items, source, target, columns, kwargs, kind)
         self.ops.append(op)
         self.made_by |= dict.fromkeys(items, op)
+
+
+def _promotes_apart(columns: Sequence[Sequence[fx.Node]], shared: Sequence[fx.Node]) -> bool:
+    # Whether dtypes are other ones at some positions: of what has no dimensions there, beside other dtypes.
+    dtypes = {item.meta["val"].dtype for item in (*(items[0] for items in columns), *shared)}
+    return len(dtypes) > 1 and any(len({item.meta["val"].dim() == 0 for item in items}) > 1 for items in columns)
 
 
 def _are_independent(nodes: Sequence[fx.Node]) -> bool:
