@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import fuser
+from fuser import route
 from fuser.autodiff import case as differentiation
 from fuser.errors import ArgumentError, GradientError
 
@@ -388,6 +390,16 @@ def test_transforms_equal_eager(name: str) -> None:
     x, y = (item.detach() for item in given((3, 4), (3, 4)))
     got, wanted = TRANSFORMS[name](swish)(x, y), TRANSFORMS[name](eager_swish)(x, y)
     torch.testing.assert_close(got, wanted, rtol=1e-11, atol=1e-12)
+
+
+def test_what_outlives_its_transform_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in each backward pass of a group with a reduction in its middle."""
+    x, y = (item.detach() for item in given((3, 4), (3, 4)))
+    _, pull = torch.func.vjp(swish, x, y)
+    wanted, anew = pull(y), Mock(wraps=route.call_anew)
+    monkeypatch.setattr(route, "call_anew", anew)
+    assert all(map(torch.equal, pull(y), wanted))
+    assert not anew.called
 
 
 @pytest.mark.parametrize("name", ["grad", "jvp", "vjp", "gradients of samples", "reverse over reverse", "vmap"])

@@ -136,7 +136,8 @@ def _saved_values(ctx: Any) -> dict[int, Any]:
     # Not asked for where there are none: a second backward pass of ``x + y`` is fine, and the question is not.
     values: dict[int, Any] = dict(ctx.numbers)
     if ctx.saved:
-        values |= zip(ctx.saved, ctx.saved_tensors, strict=True)
+        # What torch.func.vjp's function reads has outlived its transform: no record knows such a tensor.
+        values |= zip(ctx.saved, map(torch._C._functorch.unwrap_if_dead, ctx.saved_tensors), strict=True)
     return values
 
 
