@@ -30,7 +30,7 @@ from fuser.process import openmp_threads
 from fuser.python_launcher import PythonLauncher
 from fuser.record import MISSING, NUMBER_TYPES, TENSOR_TYPES, Recorded, Scalars, allocations, pack_step
 
-__all__ = ["Launcher", "Replayer", "called_in_c", "make_check", "record_call", "record_through"]
+__all__ = ["Launcher", "Replayer", "called_in_c", "make_check", "record_call", "record_through", "untraced"]
 
 # The C launcher's bounds, MAX_ARGUMENT_BYTES and this; a call beyond them always goes the long way.
 MAX_ITEMS = 96
@@ -217,6 +217,7 @@ else:
     Replayer = _c.Launcher if _c else PythonLauncher
 
 C = TypeVar("C", bound=type)
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def called_in_c(callable_class: C) -> C:
@@ -228,11 +229,22 @@ def called_in_c(callable_class: C) -> C:
 
     Where a graph breaks at a call, the call is made as it stands, and Dynamo would trace each function in it.
     """
-    skip = eval_frame._FrameAction.SKIP
-    strategy = eval_frame._FrameExecStrategy(skip, skip)
-    eval_frame.set_code_exec_strategy(callable_class.__dict__["call_anew"].__code__, strategy)
+    _trace_nothing_below(callable_class.__dict__["call_anew"])
     if _c is not None:
         function = callable_class.__dict__["__call__"]
         del callable_class.__call__
         _c.show_call(callable_class, function)
     return callable_class
+
+
+def untraced(function: F) -> F:
+    """Let Dynamo call a function as it stands: as a backward pass, which compiled autograd would have it trace."""
+    # What torch.compiler.disable sets; the decorator itself would import all of Dynamo.
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    _trace_nothing_below(function)
+    return function
+
+
+def _trace_nothing_below(function: Callable[..., Any]) -> None:
+    skip = eval_frame._FrameAction.SKIP
+    eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))

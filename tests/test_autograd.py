@@ -402,6 +402,25 @@ def test_what_outlives_its_transform_is_replayed(monkeypatch: pytest.MonkeyPatch
     assert not anew.called
 
 
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_compiled_autograd_calls_backward_passes_as_they_stand() -> None:
+    @fuser.fuse
+    def rectify(x: Any, y: Any) -> Any:
+        return torch.relu(x) * y
+
+    def total(*inputs: Any) -> Any:
+        return rectify(swish(*inputs), inputs[0]).sum()
+
+    inputs = given((3, 4), (3, 4))
+    total(*inputs).backward()
+    wanted = [item.grad for item in inputs]
+    for item in inputs:
+        item.grad = None
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+        total(*inputs).backward()
+    assert all(map(torch.equal, [item.grad for item in inputs], wanted))
+
+
 @pytest.mark.parametrize("name", ["grad", "jvp", "vjp", "gradients of samples", "reverse over reverse", "vmap"])
 def test_transforms_of_loops_that_depend_on_data(name: str) -> None:
     def ours(x: Any, y: Any) -> Any:

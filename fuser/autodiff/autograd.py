@@ -27,7 +27,7 @@ from fuser.errors import GradientError, UntranslatableError
 from fuser.function import Function
 from fuser.graph import GroupBuilder
 from fuser.kernel_spec import KernelSpec, Typing, ValueLayout, infer_layouts
-from fuser.launcher import record_through
+from fuser.launcher import record_through, untraced
 from fuser.layout import Shape, holds
 from fuser.ops import convert_function
 from fuser.route import (
@@ -79,6 +79,7 @@ class _Recorded(torch.autograd.Function):
         return tuple(results)
 
     @staticmethod
+    @untraced
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         return None, *_find_gradients(ctx, grads)
 
@@ -102,6 +103,7 @@ class _Transformed(torch.autograd.Function):
         ctx.save_for_forward(*_save(ctx, case, values, output, case.read))
 
     @staticmethod
+    @untraced
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         return None, *_find_gradients(ctx, grads)
 

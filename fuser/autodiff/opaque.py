@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from fuser.launcher import untraced
+
 __all__ = ["call_opaque", "pull_back", "push_forward"]
 
 TensorFunction = Callable[..., tuple[torch.Tensor, ...]]
@@ -70,6 +72,7 @@ class _Opaque(torch.autograd.Function):
         ctx.save_for_forward(*tensors)
 
     @staticmethod
+    @untraced
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         tensors = ctx.saved_tensors
         wanted = [slot for slot, needs in enumerate(ctx.needs_input_grad[1:]) if needs]

@@ -26,7 +26,7 @@ from fuser.fx.taking_turns import taking_turns
 from fuser.graph import FusionGroup
 from fuser.kernel_cache import Lru
 from fuser.kernel_spec import infer_layouts
-from fuser.launcher import Launcher, record_through
+from fuser.launcher import Launcher, record_through, untraced
 from fuser.route import Route, find_route, is_transformed, requires_grad
 from fuser.sections import cut_by_device
 from fuser.tensor_desc import common_device, describe, follows_default_dtype, input_specs, value_layouts
@@ -222,6 +222,7 @@ class _Differentiated(torch.autograd.Function):
         return outputs
 
     @staticmethod
+    @untraced
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         joint: Joint = ctx.joint
         asked = tuple(slot for slot in joint.continuous if grads[slot] is not None)
