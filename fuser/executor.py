@@ -36,8 +36,8 @@ from fuser.process import ignoring
 from fuser.resizing import find_resizer
 from fuser.tensor_desc import (
     TensorDesc,
+    default_dtype_of,
     describe,
-    follows_default_dtype,
     input_specs,
     name_input,
     names_of,
@@ -167,7 +167,7 @@ def _prepare_eager(spec: KernelSpec, described: Sequence[TensorDesc], device: to
 
     specs = tuple(input_specs(described, device))
     with suppress(UnsupportedError):
-        if not follows_default_dtype(spec.group, specs):
+        if default_dtype_of(spec.group, specs) is None:
             layouts = infer_layouts(spec.group, value_layouts(described))
             return EagerCall(spec.group, specs, [layouts[value] for value in spec.group.outputs], device)
     return None

@@ -129,9 +129,9 @@ def record_call(
         return None
     outs = () if out is None else out if isinstance(out, tuple) else (out,)
     items = (*inputs, *outs)
-    check = make_check(items)
+    check = make_check(items, default_dtype=plan.default_dtype)
     needs_grad = any(isinstance(item, torch.Tensor) and item.requires_grad for item in items)
-    if check is None or (needs_grad and torch.is_grad_enabled()) or not plan.steps or plan.follows_default_dtype:
+    if check is None or (needs_grad and torch.is_grad_enabled()) or not plan.steps:
         return None
     if any(type(inputs[index]) in TENSOR_TYPES for step in plan.steps for index in step.numbers):
         # A 0-dim CPU tensor among CUDA ones is read on the host.
@@ -165,6 +165,7 @@ def record_through(
     grad_mode: bool | None = True,
     any_size: bool = True,
     generation: int | None = None,
+    default_dtype: torch.dtype | None = None,
 ) -> None:
     """Record that calls like this one are made by ``through(*inputs)``.
 
@@ -177,8 +178,9 @@ def record_through(
         grad_mode: whether while it is on only, or off only; None: either way.
         any_size: whether for inputs of other sizes, too.
         generation: of the settings under which it was found; None: of those that there are.
+        default_dtype: torch's default dtype, where it counts.
     """
-    check = make_check(inputs)
+    check = make_check(inputs, default_dtype=default_dtype)
     if check is not None and len(inputs) <= MAX_ITEMS:
         flat = Flat() if any_size else ()
         found_under = config.generation if generation is None else generation
@@ -186,8 +188,13 @@ def record_through(
         launcher.add(tensors, scalars, None, recorded)
 
 
-def make_check(items: Sequence[Any], *, compares_sizes: bool = False) -> Callable[..., bool] | None:
-    """Return torch's guard for the tensors, each once; None if something is neither a plain tensor nor a number."""
+def make_check(
+    items: Sequence[Any], *, compares_sizes: bool = False, default_dtype: torch.dtype | None = None
+) -> Callable[..., bool] | None:
+    """Return torch's guard for the tensors, each once; None if something is neither a plain tensor nor a number.
+
+    With a ``default_dtype`` it also asks whether that is torch's.
+    """
     given = [item for item in items if type(item) in TENSOR_TYPES]
     if not given or sum(type(item) in NUMBER_TYPES for item in items) != len(items) - len(given):
         return None
@@ -199,7 +206,10 @@ def make_check(items: Sequence[Any], *, compares_sizes: bool = False) -> Callabl
     check: Callable[..., bool] = guards.TensorGuards(
         *distinct, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides
     ).check
-    return check
+    if default_dtype is None:
+        return check
+    find = torch.get_default_dtype
+    return lambda *tensors: find() is default_dtype and check(*tensors)
 
 
 def _gives_its_layout(inputs: Sequence[Any], plan: Plan) -> bool:

@@ -45,8 +45,8 @@ class Plan(NamedTuple):
     is_expected: bool = False
     # When to look again whether that still holds, in seconds of time.monotonic().
     until: float = math.inf
-    # Whether another torch.get_default_dtype() would make another plan.
-    follows_default_dtype: bool = False
+    # The torch.get_default_dtype() it was made under, where another one would make another plan.
+    default_dtype: torch.dtype | None = None
     # Of the settings it was made under.
     generation: int = 0
     # Where ``out`` is given, for each whether it may be an input, element for element: it is written after it is read.

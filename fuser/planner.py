@@ -49,8 +49,8 @@ from fuser.sections import cut_group, group_outputs
 from fuser.tensor_desc import (
     TensorDesc,
     common_device,
+    default_dtype_of,
     describe,
-    follows_default_dtype,
     input_specs,
     name_input,
     value_layouts,
@@ -211,7 +211,7 @@ def _plan_kernels(
         steps=steps,
         temporaries=temporaries,
         workspaces=tuple(workspaces),
-        follows_default_dtype=follows_default_dtype(spec.group, input_specs(inputs, device)),
+        default_dtype=default_dtype_of(spec.group, input_specs(inputs, device)),
         flat=steps[0].kernel.prepare_any() if steps and _holds_for_any_size(spec, parts) else None,
         in_place=_find_in_place(expanded, parts) if out else (),
     )

@@ -22,8 +22,8 @@ __all__ = [
     "check_count",
     "check_inputs",
     "common_device",
+    "default_dtype_of",
     "describe",
-    "follows_default_dtype",
     "input_specs",
     "lies_for_vectors",
     "name_input",
@@ -179,15 +179,16 @@ def value_layouts(inputs: Sequence[TensorDesc]) -> list[ValueLayout]:
     return [ValueLayout(item.shape, item.strides, item.dtype is None, item.dtype) for item in inputs]
 
 
-def follows_default_dtype(group: FusionGroup, specs: Sequence[InputSpec]) -> bool:
-    """Whether another torch.get_default_dtype() would change a dtype of the group, for these inputs."""
+def default_dtype_of(group: FusionGroup, specs: Sequence[InputSpec]) -> torch.dtype | None:
+    """Return torch.get_default_dtype() where another one would change a dtype of the group, for these inputs."""
     # Numbers have a default dtype, too: it counts where no tensor overrules it.
     first, second = (
         infer_typing(group, [_with_default(item, dtype) for item in specs], dtype)
         for dtype in (torch.float32, torch.float64)
     )
     count = len(specs)
-    return first.common != second.common or first.values[count:] != second.values[count:]
+    follows = first.common != second.common or first.values[count:] != second.values[count:]
+    return torch.get_default_dtype() if follows else None
 
 
 def names_of(group: FusionGroup) -> str:

@@ -315,16 +315,24 @@ def test_modes_of_torchs_own_see_recorded_calls(kind: str) -> None:
 
 
 def test_the_default_dtype_is_followed(kind: str) -> None:
-    integers = torch.arange(6)
-    step = fuser.fuse(lambda x: torch.exp(x))
-    assert step(integers).dtype is torch.float32
+    function = make(kind, "template <typename T> T f(T x) { return exp(x) + x; }")
+    step, integers, mask = fuser.fuse(lambda x: x / 2 + x * 1.5), torch.arange(6), torch.ones(6, dtype=torch.bool)
+    grown = fuser.fuse(lambda x, w: (x * 0.5 * w).sum())
     before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        assert step(integers).dtype is torch.float64
-    finally:
-        torch.set_default_dtype(before)
-    assert step(integers).dtype is torch.float32
+    for dtype in (torch.float32, torch.float64, torch.float32):
+        torch.set_default_dtype(dtype)
+        try:
+            w = torch.ones((), requires_grad=True)
+            for x in (integers, mask):
+                for _ in range(3):
+                    assert function(x).dtype is x.dtype
+                    assert step(x).dtype is dtype
+                    assert torch.equal(step(x), step.function(x))
+                    made, wanted = (f(x, w) for f in (grown, grown.function))
+                    assert (made.dtype, made) == (wanted.dtype, wanted)
+                assert replays(step, (x,))
+        finally:
+            torch.set_default_dtype(before)
 
 
 def test_out_is_replayed_where_it_is_apart(kind: str) -> None:

@@ -59,6 +59,8 @@ def test_every_step_of_a_chain_is_rounded() -> None:
         (torch.float16, lambda x: x * x - x),
         (torch.bfloat16, lambda x: x.clamp(0.1, 0.7)),
         (torch.bfloat16, lambda x: (x > 0) * x),
+        (torch.bool, lambda x: torch.where(x, 1.5, 2)),
+        (torch.float32, lambda x: torch.xlogy(x, x.abs())),
         pytest.param(torch.bool, lambda x: x * 1.5, marks=pytest.mark.slow),
         pytest.param(torch.float16, lambda x: torch.nn.functional.hardshrink(x, 0.1), marks=pytest.mark.slow),
         pytest.param(torch.float16, torch.ops.aten.sigmoid_backward, marks=pytest.mark.slow),

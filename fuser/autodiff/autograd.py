@@ -57,8 +57,8 @@ def differentiate(made: GroupCall) -> Sequence[torch.Tensor]:
         results: tuple[torch.Tensor, ...] = _Transformed.apply(case, *made.inputs)  # type: ignore[no-untyped-call]
         return results[: case.output_count]
     serve = partial(_call_case, case)
-    if made.launcher is not None and not case.follows_default_dtype:
-        record_through(made.launcher, serve, made.inputs, made.tensors, made.scalars)
+    if made.launcher is not None:
+        record_through(made.launcher, serve, made.inputs, made.tensors, made.scalars, default_dtype=case.default_dtype)
     value = serve(*made.inputs)
     return (value,) if isinstance(value, torch.Tensor) else value
 

@@ -38,8 +38,8 @@ from fuser.route import is_transformed
 from fuser.tensor_desc import (
     TensorDesc,
     common_device,
+    default_dtype_of,
     describe,
-    follows_default_dtype,
     input_specs,
     name_input,
     value_layouts,
@@ -87,8 +87,8 @@ class Case:
     read: tuple[int, ...]
     # Places of the outputs that have no derivative because their dtype is integral.
     constant_outputs: tuple[int, ...]
-    # Whether another torch.get_default_dtype() would change it.
-    follows_default_dtype: bool
+    # The torch.get_default_dtype() it is for, where another one would change it.
+    default_dtype: torch.dtype | None
     # Inputs that are tensors, inputs that are numbers, and slots of ``kept`` among the outputs.
     tensors: tuple[int, ...] = field(init=False)
     numbers: tuple[int, ...] = field(init=False)
@@ -225,7 +225,7 @@ def _make_case(
         kept=kept,
         read=read,
         constant_outputs=tuple(index for index, value in enumerate(spec.group.outputs) if value not in continuous),
-        follows_default_dtype=follows_default_dtype(spec.group, specs),
+        default_dtype=default_dtype_of(spec.group, specs),
         derived=derived,
     )
 

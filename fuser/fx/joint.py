@@ -18,7 +18,7 @@ from torch import fx
 from torch.utils.weak import TensorWeakRef
 
 from fuser.config import config
-from fuser.errors import DeviceError, GradientError, UnsupportedError
+from fuser.errors import GradientError
 from fuser.fx.both_passes import Joint, find_changed_numbers, give, key_of, trace_joint
 from fuser.fx.fusion_node import FusionModule
 from fuser.fx.passes import FusionPass
@@ -29,7 +29,7 @@ from fuser.kernel_spec import infer_layouts
 from fuser.launcher import Launcher, record_through, untraced
 from fuser.route import Route, find_route, is_transformed, requires_grad
 from fuser.sections import cut_by_device
-from fuser.tensor_desc import common_device, describe, follows_default_dtype, input_specs, value_layouts
+from fuser.tensor_desc import common_device, describe, value_layouts
 from fuser.warming.follow import alone, current, stand_in
 
 __all__ = ["DifferentiableFusion"]
@@ -67,17 +67,12 @@ class DifferentiableFusion(FusionModule):
         kind = self._find_kind(tuple(inputs)) if torch.is_grad_enabled() else None
         numbers = {id(item) for item in tensors if not isinstance(item, torch.Tensor)}
         # What is recorded knows no other values of numbers.
-        if kind is not None and kind.has_gradient and not numbers and not self._follows_default_dtype(inputs):
-            record_through(launcher, partial(self._run_joint, kind), inputs, tensors, None, any_size=False)
+        if kind is not None and kind.has_gradient and not numbers:
+            # Parts of it may be torch's, or on another device: whether it counts is not asked.
+            default = torch.get_default_dtype()
+            run = partial(self._run_joint, kind)
+            record_through(launcher, run, inputs, tensors, None, any_size=False, default_dtype=default)
         return self.forward(*inputs)
-
-    def _follows_default_dtype(self, inputs: Sequence[Any]) -> bool:
-        described = [describe(item) for item in inputs]
-        try:
-            return follows_default_dtype(self.group, input_specs(described, common_device(self.group, described)))
-        except (UnsupportedError, DeviceError):
-            # Parts of it are torch's, or on another device.
-            return True
 
     def forward(self, *inputs: Any) -> Any:
         """Run the group; returns a tensor, or a tuple of them for several outputs."""

@@ -60,7 +60,7 @@ define(
     unpromoted=("b",),
 )
 define("neg", "T x", unlike_cuda("return fuser_negate(x);", "return -x;"), torch.neg, kinds=REAL)
-define("abs", "T x", "return x < T(0) ? -x : (x == T(0) ? T(0) : x);", torch.abs, kinds=REAL)
+define("abs", "T x", "return abs(x);", torch.abs, kinds=REAL)
 define("reciprocal", "T x", "return T(1) / x;", torch.reciprocal, kinds=ANY_REAL, promotion=Promotion.INT_TO_FLOAT)
 define("square", "T x", "return x * x;", torch.square, kinds=REAL)
 

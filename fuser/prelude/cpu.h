@@ -51,6 +51,9 @@ template <typename To, typename From> FUSER_INLINE To fuser_bit_cast(From v) {
   return to;
 }
 
+// Bools in memory are bytes: gcc 12 knows no vector of what is one bit.
+FUSER_INLINE bool fuser_to_compute(const bool& v) { return fuser_bit_cast<unsigned char>(v) != 0; }
+
 // gcc turns float(int(x)) into trunc(x), which is -0 for -0.3; an integer's zero has no sign. A mask: of a branch on a
 // number of the call gcc 12 makes conditions that it cannot vectorise.
 template <typename T> struct fuser_bits { typedef int type; };
