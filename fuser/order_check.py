@@ -83,11 +83,14 @@ class OrderCase(NamedTuple):
     def cache_key(self) -> CacheKey:
         """Under which the verdict is kept: of sizes, only the length of rows is part of it."""
         form = replace(self.function, reduction=None) if self.function.reduction else self.function
+        kind = (str(form.to_json()), str([item.dtype for item in self.tensors]), str(tuple(map(_kind_of, self.orders))))
+        return CacheKey.build(("order", *installation(self.device), *kind, self.length()), ())
+
+    def length(self) -> str:
+        """Return what lengths of rows have in common that share a verdict."""
         # What has several steps may have another kernel from any length on, and for any sizes that make it.
         sizes = self._reduced_sizes()
-        length = str(sizes) if self.function.is_composite else str((math.prod(sizes) - 1).bit_length())
-        kind = (str(form.to_json()), str([item.dtype for item in self.tensors]), str(tuple(map(_kind_of, self.orders))))
-        return CacheKey.build(("order", *installation(self.device), *kind, length), ())
+        return str(sizes) if self.function.is_composite else str((math.prod(sizes) - 1).bit_length())
 
     def verdict(self) -> bool | None:
         """Return whether torch has the orders, as ``is_kept`` found in this process; None: it was not asked."""

@@ -59,6 +59,7 @@ from fuser.tuning.table import tuned
 
 __all__ = [
     "FlatCall",
+    "ask_lengths",
     "can_fuse",
     "find_in_place",
     "find_texts",
@@ -150,6 +151,19 @@ def find_texts(
         _check_order(*case)
     parts = _cut_and_order(expanded, expanded.lay_out(_laid_out_as(out, expanded.outputs)), device, orders)
     return [(part.spec, part.args) for part in parts if not part.space.is_empty]
+
+
+@unwatched()
+def ask_lengths(spec: KernelSpec, inputs: Sequence[TensorDesc]) -> None:
+    """Ask sizes of a call, which are symbols, what those have in common that share verdicts on torch's orders.
+
+    Verdicts on ops of several steps are kept by sizes, which nobody is asked for.
+    """
+    device = common_device(spec.group, inputs)
+    expanded, orders = expand_in_order(spec, inputs, device, infer_layouts(spec.group, value_layouts(inputs)))
+    for _, case in _find_cases(spec, expanded, device, orders):
+        if not case.function.is_composite:
+            case.length()
 
 
 @unwatched()

@@ -18,7 +18,7 @@ from fuser import counters
 from fuser.errors import CompileError, FuserError, UnsupportedError
 from fuser.kernel_spec import ArgSpec, KernelSpec
 from fuser.plain_torch import unwatched
-from fuser.planner import find_texts, make_plan
+from fuser.planner import ask_lengths, find_texts, make_plan
 from fuser.process import core_count, map_in_threads
 from fuser.progress import Progress
 from fuser.report import MISTAKES
@@ -26,7 +26,9 @@ from fuser.sizes import Tape
 from fuser.tensor_desc import TensorDesc
 
 __all__ = [
+    "MAX_SIZE",
     "Bounds",
+    "Call",
     "LayoutClass",
     "SizedCall",
     "compile_all",
@@ -38,6 +40,8 @@ __all__ = [
 ]
 
 MAX_ELEMENTS = 1 << 60
+# Of a dimension without bounds.
+MAX_SIZE = 1 << 40
 
 # Of each symbol (of sympy's), the sizes that it may have.
 Bounds = Mapping[Any, tuple[int, int]]
@@ -129,9 +133,12 @@ def _find_class(call: SizedCall, sizes: dict[Any, int]) -> LayoutClass | None:
 def _ask_all(call: SizedCall, sizes: Mapping[Any, Any]) -> None:
     # An error comes for the same reason wherever answers are the same.
     with suppress(FuserError):
-        # Whatever is in a key is asked for. Verdicts are kept by sizes, of which each would be a class of its own.
+        # Whatever is in a key is asked for.
         inputs, out = ([with_sizes(item, sizes) for item in items] for items in (call.inputs, call.out))
         hash(tuple(find_texts(call.spec, inputs, out, trusts_orders=True)))
+        # And whatever verdicts are kept by, but of what nothing bounds: that has very many.
+        bounded = {name: size if call.bounds[name][1] < MAX_SIZE else size.value for name, size in sizes.items()}
+        ask_lengths(call.spec, [with_sizes(item, bounded) for item in call.inputs])
 
 
 @unwatched()
