@@ -449,6 +449,27 @@ def test_a_compiled_function_is_ready_where_it_asks_how_large_a_size_is() -> Non
 
 
 @pytest.mark.cpu
+def test_a_compiled_function_is_ready_where_a_graph_is_for_some_sizes_of_a_range() -> None:
+    # Of two rows one is left, and five eighths of seven are no integer.
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return (x[::2].exp2() if x.shape[0] * 0.625 > 4.5 else x[::2].neg()) * 0.5
+
+    compiled = torch.compile(function, backend="fuser")
+    fuser.warmup(compiled, torch.empty(5, 5), dynamic_shapes={"x": {0: N, 1: M}})
+    is_ready(compiled, lambda n, m: (torch.rand(n, m),))
+
+
+@pytest.mark.cpu
+def test_a_compiled_function_is_ready_where_torchs_kernel_serves_some_sizes() -> None:
+    # Sums of many short rows are torch's.
+    compiled = torch.compile(lambda x: x.abs() - x.sum(-1, keepdim=True), backend="fuser", dynamic=True)
+    fuser.warmup(compiled, torch.empty(5, 32), dynamic_shapes={"x": {0: Dim("n", 2, 2000)}})
+    with fuser.config.patch(no_compile=True):
+        for rows in (2, 1024, 1025, 2000):
+            assert compiled(torch.rand(rows, 32)).shape == (rows, 32)
+
+
+@pytest.mark.cpu
 def test_a_compiled_function_of_one_size_alone_is_no_function_of_a_range() -> None:
     compiled = torch.compile(lambda x: sum(x * k for k in range(x.shape[0])), backend="fuser", dynamic=True)
     with pytest.raises(ArgumentError, match="a graph for each n alone"):

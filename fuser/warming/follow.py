@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,10 +25,16 @@ __all__ = ["Follower", "alone", "current", "following", "keeping_nothing", "pack
 
 
 class Follower:
-    """Notes down which groups are called with what."""
+    """Notes down which groups are called with what.
 
-    def __init__(self, bounds: Bounds) -> None:
+    Args:
+        bounds: of each symbol, the sizes that it may have.
+        sizes: of each symbol, that in the call which is followed; None: as the symbols have it.
+    """
+
+    def __init__(self, bounds: Bounds, sizes: Mapping[Any, int] | None = None) -> None:
         self.bounds = bounds
+        self.sizes = sizes
         self.calls: list[SizedCall] = []
 
     def run_into(self, spec: KernelSpec, inputs: Sequence[Any], out: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -45,7 +51,7 @@ class Follower:
         written = tuple(map(describe, out))
         call = SizedCall(spec, tuple(describe(item) for item in inputs), self.bounds, out=written)
         try:
-            find_texts(spec, [with_sizes(item) for item in call.inputs], [with_sizes(item) for item in written])
+            find_texts(spec, *([with_sizes(item, self.sizes) for item in items] for items in (call.inputs, written)))
         except UnsupportedError as error:
             call = call._replace(obstacle=error.application)
             if error.application >= 0 and len(spec.group.applications) > 1:
