@@ -27,7 +27,7 @@ from fuser.order_check import OrderCase
 from fuser.planner import find_texts
 from fuser.progress import Progress
 from fuser.tensor_desc import TensorDesc
-from fuser.warming import cover
+from fuser.warming import cover, symbolic
 from fuser.warming.cover import SizedCall, evaluate, find_classes
 from fuser.warming.dims import MAX_POINTS, Dim, draw_points, stretch
 
@@ -523,6 +523,16 @@ def test_a_number_that_fills_a_tensor_makes_no_class_of_each_size(monkeypatch: p
     fuser.warmup(compiled, x, x, 3.0, dynamic_shapes=[{0: N, 1: M}] * 2)
     assert 0 < len(asked) < 20
     is_ready(lambda x, y: compiled(x, y, 3.0), lambda n, m: torch.rand(2, n, m).unbind())
+
+
+@pytest.mark.cpu
+def test_ops_of_torchs_between_groups_make_no_run_of_each_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    fused = fuser.fuse(lambda x: torch.nn.functional.pad(axpy(x, x), (1, 2)) + 0.5)
+    runs, leave_out = list[Any](), symbolic.leave_out
+    monkeypatch.setattr(symbolic, "leave_out", lambda points, *rest: runs.append(points) or leave_out(points, *rest))
+    fused.warmup(torch.empty(3, 5), dynamic_shapes=[{0: N, 1: Dim("m", 1, 20)}])
+    assert len(runs) < 5
+    is_ready(fused, lambda n, m: (torch.rand(n, m),), most=20)
 
 
 @pytest.mark.cpu

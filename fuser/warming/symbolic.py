@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch.utils import _pytree
 
 from fuser.errors import ArgumentError, describe_type
@@ -188,6 +189,8 @@ class _Run:
             keeping_nothing(),
             following(self.follower),
             torch.autograd.set_multithreading_enabled(False),
+            # Some of ATen's kernels have no symbols: each size, as of what is padded, would be followed by itself.
+            enable_python_dispatcher(),
         ):
             args, kwargs = map_samples(args, make), map_samples(kwargs, make)
             if not backward:
