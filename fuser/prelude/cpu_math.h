@@ -222,12 +222,19 @@ template <typename T> FUSER_INLINE T fuser_i_round(T x) {
 FUSER_INLINE_1(round)
 
 //@ fmax fmaxf
-// Conditional expressions: gcc vectorises them, and not its builtin.
-template <typename T> FUSER_INLINE T fuser_i_fmax(T x, T y) { return ((x < y) | (x != x)) ? y : x; }
+// Conditional expressions, of one condition each, also where several are nested: gcc vectorises them, and not its
+// builtin.
+template <typename T> FUSER_INLINE T fuser_i_fmax(T x, T y) {
+  const T most = x < y ? y : x;
+  return x != x ? y : most;
+}
 FUSER_INLINE_2(fmax)
 
 //@ fmin fminf
-template <typename T> FUSER_INLINE T fuser_i_fmin(T x, T y) { return ((y < x) | (x != x)) ? y : x; }
+template <typename T> FUSER_INLINE T fuser_i_fmin(T x, T y) {
+  const T least = y < x ? y : x;
+  return x != x ? y : least;
+}
 FUSER_INLINE_2(fmin)
 
 //@ fdim fdimf
