@@ -12,7 +12,17 @@ from fuser import log
 from fuser.errors import FallbackWarning
 from fuser.process import Lock
 
-__all__ = ["Tally", "count", "count_fallback", "count_launch", "reset_stats", "stats", "tally_of", "warn_once"]
+__all__ = [
+    "Tally",
+    "count",
+    "count_fallback",
+    "count_kept",
+    "count_launch",
+    "reset_stats",
+    "stats",
+    "tally_of",
+    "warn_once",
+]
 
 _lock = Lock()
 
@@ -37,7 +47,7 @@ class Tally:
         return total - start
 
 
-_counts = {"launches": 0, "compiles": 0, "cache_hits": 0, "checks": 0, "kept": 0}
+_counts = {"launches": 0, "compiles": 0, "cache_hits": 0, "checks": 0}
 _fallbacks: dict[str, Tally] = {}
 # Reasons that were warned about.
 _warned: set[str] = set()
@@ -55,7 +65,7 @@ def stats() -> dict[str, Any]:
         kernel keeps for their shape; ``fallbacks``: reason -> number of calls that ran in eager torch for it.
     """
     with _lock():
-        totals = {**_counts, "launches": _counts["launches"] + _count_launches()}
+        totals = {**_counts, "launches": _counts["launches"] + _count_launches(), "kept": _kept.total()}
         # The list is made in one step: calls add reasons meanwhile.
         fallbacks = {reason: tally.total() for reason, tally in list(_fallbacks.items())}
         return {**totals, "fallbacks": {reason: total for reason, total in fallbacks.items() if total}}
@@ -65,6 +75,7 @@ def reset_stats() -> None:
     """Set every counter to zero."""
     with _lock():
         _counts.update(dict.fromkeys(_counts, 0), launches=-_count_launches())
+        _kept.total(starts_again=True)
         for tally in list(_fallbacks.values()):
             tally.total(starts_again=True)
 
@@ -84,6 +95,9 @@ def _count_launches() -> int:
 _launched = Tally()
 count_launch = _launched.add
 add_launches(_launched.total)
+# Likewise.
+_kept = Tally()
+count_kept = _kept.add
 
 
 def count(name: str) -> None:

@@ -10,7 +10,6 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +21,7 @@ from fuser.config import STALE, config
 from fuser.dtypes import range_error
 from fuser.errors import UnsupportedError
 from fuser.expanded import describe_values
-from fuser.fallback import Fallback
+from fuser.fallback import Fallback, each_its_own
 from fuser.in_parts import cut_around_obstacle, run_around
 from fuser.kept_plans import KeptPlan, keep_plan, restore_plan
 from fuser.kernel_cache import Lru
@@ -252,14 +251,21 @@ _launchers: dict[int, Replayer] = {}
 
 def _replay(spec: KernelSpec, inputs: list[Any]) -> list[torch.Tensor]:
     # As ``run_planned``, for one part of a call that comes again with the others.
-    launcher = _launchers.get(spec.key) or _launchers.setdefault(spec.key, Replayer((), ()))
-    arguments = tuple(inputs)
+    launcher, arguments = _launcher_of(spec), tuple(inputs)
     replayed = launcher.launch(arguments, None, None)
     if replayed is not None:
         return [replayed] if isinstance(replayed, torch.Tensor) else list(replayed)
-    results, plan = run_planned(spec, inputs, None)
+    return _run_and_record(spec, launcher, arguments)
+
+
+def _launcher_of(spec: KernelSpec) -> Replayer:
+    return _launchers.get(spec.key) or _launchers.setdefault(spec.key, Replayer((), ()))
+
+
+def _run_and_record(spec: KernelSpec, launcher: Replayer, inputs: tuple[Any, ...]) -> list[torch.Tensor]:
+    results, plan = run_planned(spec, [*inputs], None)
     if plan is not None:
-        record_planned(launcher, spec, plan, arguments, arguments)
+        record_planned(launcher, spec, plan, inputs, inputs)
     return results
 
 
@@ -296,22 +302,49 @@ def record_planned(
     elif not log.wants("fallback") and not any(
         known.is_scalar and isinstance(item, torch.Tensor) for known, item in pairs
     ):
-        again: Callable[..., Any] = partial(_run_again, spec, plan.obstacle)
         if plan.eager is not None:
             again = plan.eager.bind(plan.until, counters.tally_of(plan.fallback_reason))
+        else:
+            again = _bind_parts(spec, plan.obstacle) if plan.obstacle >= 0 else _bind_kept(spec)
         # No gradient is asked for here: where an input could have one, grad mode is off.
         mode = False if any(isinstance(item, torch.Tensor) and item.requires_grad for item in inputs) else None
         under = plan.generation
         record_through(launcher, again, inputs, tensors, scalars, grad_mode=mode, any_size=False, generation=under)
 
 
-def _run_again(spec: KernelSpec, obstacle: int, *inputs: Any) -> Any:
-    # A call that is known to have no kernel, or none for one application.
-    if obstacle < 0:
-        results = run_fallback(spec, list(inputs), "", is_expected=True)
-    else:
-        results = run_around(spec, obstacle, inputs, _replay)
-    return results[0] if len(results) == 1 else tuple(results)
+def _bind_kept(spec: KernelSpec) -> Callable[..., Any]:
+    # What makes calls that are known to be torch's, as strict numerics ask.
+    run = Fallback(spec.group).bind()
+
+    def again(*inputs: Any) -> Any:
+        results = run(inputs)
+        counters.count_kept()
+        return results[0] if len(results) == 1 else tuple(results)
+
+    return again
+
+
+def _bind_parts(spec: KernelSpec, obstacle: int) -> Callable[..., Any]:
+    # What makes calls that are known to be cut around one application.
+    parts = [
+        (part, _launcher_of(part), read, made, ended) for part, read, made, ended in cut_around_obstacle(spec, obstacle)
+    ]
+    outputs = spec.group.outputs
+
+    def again(*inputs: Any) -> Any:
+        values: dict[int, Any] = dict(enumerate(inputs))
+        for part, launcher, read, made, ended in parts:
+            arguments = tuple([values[value] for value in read])
+            results = launcher.launch(arguments, None, None)
+            if results is None:
+                results = _run_and_record(part, launcher, arguments)
+            values |= zip(made, (results,) if isinstance(results, torch.Tensor) else results, strict=True)
+            for value in ended:
+                del values[value]
+        results = each_its_own([values[value] for value in outputs])
+        return results[0] if len(results) == 1 else tuple(results)
+
+    return again
 
 
 def try_to_compile(spec: KernelSpec, inputs: Sequence[Any], device: torch.device) -> None:
@@ -370,7 +403,7 @@ def run_fallback(
     """Run a group in eager torch, and count the reason, unless torch's kernel is what strict numerics ask for."""
     results = Fallback(spec.group).run(inputs, reason)
     if is_expected:
-        counters.count("kept")
+        counters.count_kept()
     else:
         counters.count_fallback(reason)
     return results if out is None else finish_out(out, results, names_of(spec.group))

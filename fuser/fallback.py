@@ -82,9 +82,28 @@ class Fallback(NamedTuple):
             )
         return each_its_own([values[value] for value in self.group.outputs])
 
+    def bind(self) -> Callable[[Sequence[Any]], list[torch.Tensor]]:
+        """Return ``run`` for calls that are known to run: what does not depend on tensors is looked up once."""
+        steps: list[tuple[Callable[..., Any], tuple[int, ...], tuple[tuple[str, int], ...]]] = []
+        for item in self.group.applications:
+            names = (parameter.name for parameter in item.function.scalars)
+            steps.append((eager_version(item.function), item.tensors, tuple(zip(names, item.scalars, strict=True))))
+        outputs = self.group.outputs
+
+        def run(inputs: Sequence[Any]) -> list[torch.Tensor]:
+            values = [*inputs]
+            for call, tensors, scalars in steps:
+                made = call(*[values[value] for value in tensors], **{name: values[value] for name, value in scalars})
+                values += (made,) if isinstance(made, torch.Tensor) else made
+            return each_its_own([values[value] for value in outputs])
+
+        return run
+
 
 def each_its_own(results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return tensors, copies of those that come again: equal applications are merged, but each makes one of its own."""
+    if len(results) == 1:
+        return [*results]
     firsts = {id(item): slot for slot, item in reversed([*enumerate(results)])}
     return [item if firsts[id(item)] == slot else item.clone() for slot, item in enumerate(results)]
 

@@ -103,10 +103,10 @@ class FusedFunction(Replayer, Generic[P, R]):
         # By the key of the call, the newest first.
         self._traces: dict[Key, tuple[Entry, ...]] = {}
         # The trace whose calls this object replays itself; the arguments that it takes for constants, and, where there
-        # are any, the places of the others.
+        # are any, the slots of the others.
         self._own: Entry | None = None
         self._own_constants: tuple[Any, ...] = ()
-        self._own_places: tuple[int, ...] = ()
+        self._own_slots: tuple[int, ...] = ()
         self._signature = inspect.signature(function)
         self._parameters = tuple(self._signature.parameters.values())
         variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -291,7 +291,7 @@ class FusedFunction(Replayer, Generic[P, R]):
         whole, launcher = entry.whole, entry.launcher
         if whole is None and outs is not None:
             return self._finish(outs, entry.run(*leaves), args)
-        if launcher is not self or self._own_places:
+        if launcher is not self or self._own_slots:
             # A constant may be equal to that of the trace, and another object.
             replayed = launcher.launch(self._among_constants(leaves) if launcher is self else leaves, None, outs)
             if replayed is not None:
@@ -319,11 +319,11 @@ class FusedFunction(Replayer, Generic[P, R]):
 
     def _among_constants(self, leaves: tuple[Any, ...]) -> tuple[Any, ...]:
         # Tensors and numbers among the constants of the trace whose calls are replayed here.
-        if not self._own_places:
+        if not self._own_slots:
             return leaves
         values = [*self._own_constants]
-        for place, leaf in zip(self._own_places, leaves, strict=True):
-            values[place] = leaf
+        for slot, leaf in zip(self._own_slots, leaves, strict=True):
+            values[slot] = leaf
         return tuple(values)
 
     def _finish(self, outs: tuple[Any, ...], result: Any, args: tuple[Any, ...]) -> Any:
@@ -416,9 +416,9 @@ class FusedFunction(Replayer, Generic[P, R]):
     def _launch_own(self, key: Key, defaults: tuple[Any, ...], order: tuple[int, ...]) -> Replayer | None:
         # This object is called in C with the arguments as they are: all must be compared there.
         kinds = key[1:]
-        places = tuple(slot for slot, kind in enumerate(kinds) if kind is TENSOR or kind is NUMBER)
-        constants = tuple(MISSING if slot in places else kind[1] for slot, kind in enumerate(kinds))
-        has_constants = len(places) < len(kinds)
+        slots = tuple(slot for slot, kind in enumerate(kinds) if kind is TENSOR or kind is NUMBER)
+        constants = tuple(MISSING if slot in slots else kind[1] for slot, kind in enumerate(kinds))
+        has_constants = len(slots) < len(kinds)
         if any(len(kind) == 3 for kind in kinds if type(kind) is tuple) or len(kinds) != key[0]:
             return None
         if not self._can_bind:
@@ -427,8 +427,8 @@ class FusedFunction(Replayer, Generic[P, R]):
             Replayer.__init__(self, (), defaults, order)
             return self
         if has_constants:
-            self._own_constants, self._own_places = constants, places
-            order = tuple(places[slot] if slot >= 0 else slot for slot in order)
+            self._own_constants, self._own_slots = constants, slots
+            order = tuple(slots[slot] if slot >= 0 else slot for slot in order)
         names = tuple(item.name for item in self._parameters)
         fill = tuple(MISSING if item.default is item.empty else item.default for item in self._parameters)
         Replayer.__init__(self, names, defaults, order, fill, constants)
