@@ -142,6 +142,25 @@ def test_numbers_and_grad_mode_are_looked_at_in_each_call() -> None:
         assert not double(x.detach()).requires_grad
 
 
+@pytest.mark.cpu
+def test_groups_between_other_ops_are_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = fuser.fuse(lambda x, y: torch.sort(torch.softmax(x * y, -1))[0] * y)
+    asked: list[Any] = []
+    find = DifferentiableFusion._find_kind
+    monkeypatch.setattr(DifferentiableFusion, "_find_kind", lambda *args: asked.append(args) or find(*args))
+    x, y = torch.rand(4, 8, requires_grad=True), torch.rand(4, 8)
+    for is_known in (False, True, True):
+        asked.clear()
+        got, wanted = (torch.autograd.grad(f(x, y).square().sum(), x)[0] for f in (step, step.function))
+        torch.testing.assert_close(got, wanted)
+        assert bool(asked) is not is_known
+    # Others of other sizes, and of other tensors that have gradients.
+    y.requires_grad_()
+    for given in ((x, y), (x[:2], y[:2]), (x.detach(), y)):
+        wanted = torch.autograd.grad(step.function(*given).sum(), y)[0]
+        torch.testing.assert_close(torch.autograd.grad(step(*given).sum(), y)[0], wanted)
+
+
 def test_a_size_that_is_a_symbol_is_a_number() -> None:
     # torch divides by a number in another way than by a tensor of one element, on a GPU.
     def share(x: torch.Tensor, y: torch.Tensor) -> Any:

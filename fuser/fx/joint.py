@@ -26,7 +26,7 @@ from fuser.fx.taking_turns import taking_turns
 from fuser.graph import FusionGroup
 from fuser.kernel_cache import Lru
 from fuser.kernel_spec import infer_layouts
-from fuser.launcher import Launcher, record_through, untraced
+from fuser.launcher import Launcher, Replayer, record_through, untraced
 from fuser.route import Route, find_route, is_transformed, requires_grad
 from fuser.sections import cut_by_device
 from fuser.tensor_desc import common_device, describe, value_layouts
@@ -56,6 +56,7 @@ class DifferentiableFusion(FusionModule):
         # For calls that have no graphs of their own.
         self._apart: fx.GraphModule | None = None
         self._calls: Lru[_Kind] = Lru()
+        self._launcher = Replayer((), ())
         self._joints: list[Joint] = []
         # The results that have gradients where not all have.
         self._taken: tuple[int, ...] | None = None
@@ -64,22 +65,26 @@ class DifferentiableFusion(FusionModule):
 
     def call(self, inputs: Sequence[Any], launcher: Launcher, tensors: tuple[Any, ...]) -> Any:
         """Run the group for a call that is this and nothing else, and record it; arguments as in ``record_through``."""
-        kind = self._find_kind(tuple(inputs)) if torch.is_grad_enabled() else None
-        numbers = {id(item) for item in tensors if not isinstance(item, torch.Tensor)}
-        # What is recorded knows no other values of numbers.
-        if kind is not None and kind.has_gradient and not numbers:
-            # Parts of it may be torch's, or on another device: whether it counts is not asked.
-            default = torch.get_default_dtype()
-            run = partial(self._run_joint, kind)
-            record_through(launcher, run, inputs, tensors, None, any_size=False, default_dtype=default)
-        return self.forward(*inputs)
+        if not torch.is_grad_enabled() or not any(map(requires_grad, inputs)):
+            return self.run(*inputs)
+        return self._call_anew(tuple(inputs), launcher, tensors)
 
     def forward(self, *inputs: Any) -> Any:
         """Run the group; returns a tensor, or a tuple of them for several outputs."""
         if not torch.is_grad_enabled() or not any(map(requires_grad, inputs)):
             return self.run(*inputs)
+        replayed = self._launcher.launch(inputs, None, None)
+        return self._call_anew(inputs, self._launcher, inputs) if replayed is None else replayed
+
+    def _call_anew(self, inputs: tuple[Any, ...], launcher: Launcher, tensors: tuple[Any, ...]) -> Any:
+        # Parts of it may be torch's, or on another device: whether it counts is not asked.
+        default = torch.get_default_dtype()
         kind = self._find_kind(inputs)
         if kind is not None and kind.has_gradient:
+            # What is recorded knows no other values of numbers; constants have one.
+            if all(isinstance(item, torch.Tensor) for item in inputs[: self._varying]):
+                run = partial(self._run_joint, kind)
+                record_through(launcher, run, inputs, tensors, None, any_size=False, default_dtype=default)
             return self._run_joint(kind, *inputs)
         if kind is not None and kind.joint is not None:
             with torch.no_grad():
