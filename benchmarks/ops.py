@@ -26,6 +26,7 @@ from fuser.ops import OPS
 RESULTS = Path(__file__).resolve().parent / "results"
 SCHEMA = 1
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+OF_TABLE = (torch.float32, torch.bfloat16, torch.float16)
 EXPONENTS = (0, 1, 2, 3, 0.5, -0.5, -1, -2, 4, -3, 10, 2.5, 0.1)
 # Of the ops that take numbers: as their modules have them.
 NUMBERS = {
@@ -98,23 +99,22 @@ def measure_powers(
 
 
 def measure_table(device: torch.device, size: int, budget_s: float) -> Iterator[Record]:
-    """Yield a record for each op of the table that takes floats, in float32."""
+    """Yield a record for each op of the table that takes floats, in each dtype."""
     for name, op in OPS.items():
         functor = op.function.functor
         if "float" not in op.kinds or name in {"tril", "triu"}:  # of matrices
             continue
-        low, high = (1.1, 3.0) if name == "acosh" else (0.1, 0.9)
-        tensors: list[Any] = [torch.rand(size, device=device) * (high - low) + low for _ in range(len(functor.tensors))]
-        tensors = [x > 0.5 if item.type == "bool" else x for x, item in zip(tensors, functor.tensors, strict=True)]
-        if name in {"pow_number", "div_number"}:
-            tensors[1] = 2.5
         numbers = {item.name: NUMBERS[item.name] for item in functor.scalars}
         function = fuser.JitFunction(op.function, numbers)
-        yield {
-            "op": name,
-            "elements": size,
-            **compare(bind(function, *tensors), bind(op.eager, *tensors, **numbers), budget_s),
-        }
+        low, high = (1.1, 3.0) if name == "acosh" else (0.1, 0.9)
+        for dtype in OF_TABLE:
+            drawn = [torch.rand(size, device=device) * (high - low) + low for _ in range(len(functor.tensors))]
+            pairs = zip(drawn, functor.tensors, strict=True)
+            tensors: list[Any] = [x > 0.5 if item.type == "bool" else x.to(dtype) for x, item in pairs]
+            if name in {"pow_number", "div_number"}:
+                tensors[1] = 2.5
+            sides = bind(function, *tensors), bind(op.eager, *tensors, **numbers)
+            yield {"op": name, "dtype": str(dtype)[6:], "elements": size, **compare(*sides, budget_s)}
 
 
 def power(exponent: float) -> Callable[[Any], Any]:
