@@ -47,6 +47,8 @@ def build_source(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelS
     numbers = tuple((index, item.number) for index, item in enumerate(args.inputs) if item and item.number)
     operands = _list_operands(group, args, typing)
     writer = ElementWriter(group, args, typing, functors, crosses_with_zero=dialect.crosses_with_zero)
+    if args.rows is None:
+        writer.given = dict(dialect.rounded_in_loops)
     body: Loop | RowLoop
     if args.rows is None:
         body, parts = _build_loop(group, args, operands, writer, numbers, dialect)

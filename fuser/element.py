@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
@@ -47,6 +47,8 @@ class ElementWriter:
         self.looked: dict[int, tuple[int, str]] = {}
         # C++ type of each value inside the element function.
         self.types: dict[int, str] = {}
+        # What outputs of some storage types are given in place of those.
+        self.given: Mapping[str, str] = {}
         # The outputs that are written where they are computed.
         self.storing: Collection[int] = range(len(group.outputs))
         self.live = group.live_applications()
@@ -101,7 +103,8 @@ class ElementWriter:
         given = (*self.group.used_inputs(), *self.group.index_values())
         texts += [f"const {self.types[value]} v{value}" for value in given]
         for slot, value in enumerate(self.group.outputs):
-            texts.append(f"{dtype_info(self.typing.values[value]).storage}& out{slot}")
+            storage = dtype_info(self.typing.values[value]).storage
+            texts.append(f"{self.given.get(storage, storage)}& out{slot}")
         return texts
 
     def statements(self) -> list[str]:
@@ -251,19 +254,20 @@ class ElementWriter:
         self.types[value] = info.compute
         slots = [slot for slot in self.storing if self.group.outputs[slot] == value]
         converted = f"fuser_cast<{info.compute}>({expression})"
+        given = self.given.get(info.storage, info.storage)
         if not self.is_strict or not info.is_narrow:
             crosses = value in self.products and is_apart and self._is_inexact(value)
             crossing = self.cross(converted) if crosses else converted
             lines = [f"const {info.compute} v{value} = {isolate(crossing)};"]
-            stored = f"fuser_from_compute<{info.storage}>(v{value})" if info.is_narrow else f"v{value}"
+            stored = f"fuser_from_compute<{given}>(v{value})" if info.is_narrow else f"v{value}"
         elif not slots:
             rounded = isolate(converted if is_rounded else f"fuser_round<{info.storage}>({converted})")
             lines = [f"const {info.compute} v{value} = {rounded};"]
         else:
-            lines = [f"const {info.storage} s{value} = fuser_from_compute<{info.storage}>({converted});"]
+            lines = [f"const {given} s{value} = fuser_from_compute<{given}>({converted});"]
             if is_read_later:
                 kept = isolate(f"fuser_keep({converted}, s{value})")
-                lines = [f"{info.storage} s{value};", f"const {info.compute} v{value} = {kept};"]
+                lines = [f"{given} s{value};", f"const {info.compute} v{value} = {kept};"]
             return lines + [f"fuser_assign(out{slot}, s{value});" for slot in slots]
         return lines + [f"out{slot} = {stored};" for slot in slots]
 

@@ -206,6 +206,8 @@ class Dialect(NamedTuple):
     traps_on_division: bool = False
     # Whether a division asks for each pair of operands whether they are ordinary numbers.
     divides_quickly: bool = False
+    # Storage types that loops without reductions make of what the element function gives, and what it gives.
+    rounded_in_loops: tuple[tuple[str, str], ...] = ()
 
 
 class KernelSource(NamedTuple):

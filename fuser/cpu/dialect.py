@@ -88,14 +88,20 @@ def _row(loop: Loop, begin: str, end: str) -> list[str]:
         if operand.inner == 0:
             lines.append(f"const auto {operand.variable} = fuser_to_compute({operand.name}[0]);")
             expressions[operand.variable] = operand.variable
-        elif operand.info.dtype == torch.float16:
+        elif _is_half(operand):
             expressions[operand.variable] = f"wide_{operand.name}[i - block]"
         else:
             expressions[operand.variable] = f"fuser_to_compute({operand.name}[i])"
-    expressions |= {operand.variable: f"{operand.name}[i]" for operand in loop.outputs}
+    for operand in loop.outputs:
+        own = f"wide_{operand.name}[i - block]" if _is_half(operand) else f"{operand.name}[i]"
+        expressions[operand.variable] = own
     moving = [operand for operand in loop.operands if operand.inner != 0 and not operand.is_counter]
-    # There is an instruction that widens halves, which gcc 12 has no use for in a loop: they go through a buffer.
-    halves = [operand for operand in moving if operand.info.dtype == torch.float16 and not operand.is_output]
+    # Halves go through buffers: of the instructions that widen and round them gcc 12 makes no use in a loop.
+    halves = [operand for operand in moving if _is_half(operand)]
+    buffers = [
+        f"  alignas(64) {'fuser_wide_half' if operand.is_output else 'float'} wide_{operand.name}[{{}}];"
+        for operand in halves
+    ]
     block = BLOCK_BYTES // max(operand.info.dtype.itemsize for operand in moving)
     block = min(block, BLOCK_BYTES // 4) if halves else block
     if loop.exponent:
@@ -105,12 +111,13 @@ def _row(loop: Loop, begin: str, end: str) -> list[str]:
         f"  const int64_t stop = block + {block} < {end} ? block + {block} : {end};",
         # Processors foresee what comes next in a page, but not the next page.
         *(f"  __builtin_prefetch({operand.name} + stop{', 1' * operand.is_output});" for operand in moving),
-        *(f"  alignas(64) float wide_{operand.name}[{block}];" for operand in halves),
-        *(f"  fuser_widen(wide_{operand.name}, {operand.name} + block, stop - block);" for operand in halves),
+        *(buffer.format(block) for buffer in buffers),
+        *(_convert("widen", f"wide_{item.name}", f"{item.name} + block") for item in halves if not item.is_output),
         # Exact aliasing (in-place) is no dependence between iterations; other overlaps never reach a kernel.
         "#pragma GCC ivdep",
         "  for (int64_t i = block; i < stop; ++i)",
         f"    {loop.call_element(expressions)}",
+        *(_convert("narrow", f"{item.name} + block", f"wide_{item.name}") for item in halves if item.is_output),
         "}",
     ]
     if loop.exponent:
@@ -119,6 +126,14 @@ def _row(loop: Loop, begin: str, end: str) -> list[str]:
         head = f"fuser_by_exponent({number}, [&](const auto exponent) __attribute__((always_inline)) {{"
         rows = [head, *indent(rows), "});"]
     return [*lines, *rows]
+
+
+def _is_half(operand: Operand) -> bool:
+    return operand.info.dtype == torch.float16
+
+
+def _convert(how: str, to: str, source: str) -> str:
+    return f"  fuser_{how}({to}, {source}, stop - block);"
 
 
 def _rows(loop: Loop) -> list[str]:
@@ -236,4 +251,11 @@ def _emit_rows(loop: RowLoop) -> str:
     return emit_rows(loop)
 
 
-DIALECT = Dialect("cpu", emit_prelude, emit_loop, _emit_rows, traps_on_division=True)
+DIALECT = Dialect(
+    "cpu",
+    emit_prelude,
+    emit_loop,
+    _emit_rows,
+    traps_on_division=True,
+    rounded_in_loops=(("fuser_half", "fuser_wide_half"),),
+)

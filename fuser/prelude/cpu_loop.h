@@ -19,15 +19,46 @@ FUSER_INLINE void fuser_prefer_huge_pages(const void* memory, int64_t bytes) {
 }
 
 //@ always if half
+// As many at a time as there is an instruction for; the last ones alone.
+#ifdef __F16C__
+#ifdef __AVX512F__
+constexpr int fuser_halves = 16;
+#else
+constexpr int fuser_halves = 8;
+#endif
+typedef short fuser_half_vector __attribute__((vector_size(2 * fuser_halves), aligned(2), may_alias));
+typedef float fuser_wide_vector __attribute__((vector_size(4 * fuser_halves), aligned(4), may_alias));
+#endif
 FUSER_INLINE void fuser_widen(float* to, const fuser_half* from, int64_t count) {
   int64_t i = 0;
 #ifdef __F16C__
-  typedef short Halves __attribute__((vector_size(16), aligned(2), may_alias));
-  typedef float Floats __attribute__((vector_size(32), aligned(4), may_alias));
-  for (; i + 8 <= count; i += 8)
-    *reinterpret_cast<Floats*>(to + i) = __builtin_ia32_vcvtph2ps256(*reinterpret_cast<const Halves*>(from + i));
+  for (; i + fuser_halves <= count; i += fuser_halves) {
+    const auto halves = *reinterpret_cast<const fuser_half_vector*>(from + i);
+#ifdef __AVX512F__
+    const fuser_wide_vector wide = __builtin_ia32_vcvtph2ps512_mask(halves, fuser_wide_vector{}, 0xffff, 4);
+#else
+    const fuser_wide_vector wide = __builtin_ia32_vcvtph2ps256(halves);
+#endif
+    *reinterpret_cast<fuser_wide_vector*>(to + i) = wide;
+  }
 #endif
   for (; i < count; ++i) to[i] = fuser_to_compute(from[i]);
+}
+FUSER_INLINE void fuser_narrow(fuser_half* to, const fuser_wide_half* from, int64_t count) {
+  int64_t i = 0;
+#ifdef __F16C__
+  for (; i + fuser_halves <= count; i += fuser_halves) {
+    const auto wide = *reinterpret_cast<const fuser_wide_vector*>(from + i);
+    // 0: to the nearest, of two the even one.
+#ifdef __AVX512F__
+    const fuser_half_vector halves = __builtin_ia32_vcvtps2ph512_mask(wide, 0, fuser_half_vector{}, 0xffff);
+#else
+    const fuser_half_vector halves = __builtin_ia32_vcvtps2ph256(wide, 0);
+#endif
+    *reinterpret_cast<fuser_half_vector*>(to + i) = halves;
+  }
+#endif
+  for (; i < count; ++i) to[i] = fuser_from_compute<fuser_half>(from[i].v);
 }
 
 //@ always if tiles

@@ -52,6 +52,17 @@ template <> struct fuser_keeper<fuser_half> {
     return rounded;
   }
 };
+// A number that a loop will round to a half.
+struct fuser_wide_half { float v; };
+template <> struct fuser_storage<fuser_wide_half> {
+  template <typename C> static FUSER_INLINE fuser_wide_half from(C v) { return {fuser_cast<float>(v)}; }
+};
+template <> struct fuser_keeper<fuser_wide_half> {
+  static FUSER_INLINE float keep(float v, fuser_wide_half& stored) {
+    stored.v = fuser_round<fuser_half>(v);
+    return stored.v;
+  }
+};
 #endif
 
 //@ fuser_encode
