@@ -104,7 +104,7 @@ def measure_table(device: torch.device, size: int, budget_s: float) -> Iterator[
         functor = op.function.functor
         if "float" not in op.kinds or name in {"tril", "triu"}:  # of matrices
             continue
-        numbers = {item.name: NUMBERS[item.name] for item in functor.scalars}
+        numbers = {item.name: NUMBERS.get(item.name, 1.0) for item in functor.scalars}
         function = fuser.JitFunction(op.function, numbers)
         low, high = (1.1, 3.0) if name == "acosh" else (0.1, 0.9)
         for dtype in OF_TABLE:

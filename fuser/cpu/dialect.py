@@ -112,12 +112,16 @@ def _row(loop: Loop, begin: str, end: str) -> list[str]:
         # Processors foresee what comes next in a page, but not the next page.
         *(f"  __builtin_prefetch({operand.name} + stop{', 1' * operand.is_output});" for operand in moving),
         *(buffer.format(block) for buffer in buffers),
-        *(_convert("widen", f"wide_{item.name}", f"{item.name} + block") for item in halves if not item.is_output),
+        *(
+            _convert("load_halves", f"wide_{item.name}", f"{item.name} + block")
+            for item in halves
+            if not item.is_output
+        ),
         # Exact aliasing (in-place) is no dependence between iterations; other overlaps never reach a kernel.
         "#pragma GCC ivdep",
         "  for (int64_t i = block; i < stop; ++i)",
         f"    {loop.call_element(expressions)}",
-        *(_convert("narrow", f"{item.name} + block", f"wide_{item.name}") for item in halves if item.is_output),
+        *(_convert("store_halves", f"{item.name} + block", f"wide_{item.name}") for item in halves if item.is_output),
         "}",
     ]
     if loop.exponent:

@@ -13,7 +13,7 @@ __all__ = ["emit_prelude", "has_vector_form"]
 _FILES = (
     "cpu.h", "core.h", "limits.h", "cpu_mvec.h", "cpu_precise.h", "cpu_math.h", "storage.h", "complex.h", "cpu_loop.h",
 )  # fmt: skip
-_VECTOR_CALL = re.compile(r"FUSER_MVEC_(?:APART_|EXP_|POW_)?([12])\((\w+)\)")
+_VECTOR_CALL = re.compile(r"FUSER_MVEC_(?:APART_|ERF_|EXP_|POW_)?([12])\((\w+)\)")
 _LIBM_CALL = re.compile(r"FUSER_LIBM_([12])\((\w+)\)")
 # Functions whose double version in libm is more than one unit in the last place off (measured, glibc 2.36).
 _COARSE_IN_LIBM = frozenset(

@@ -29,7 +29,7 @@ constexpr int fuser_halves = 8;
 typedef short fuser_half_vector __attribute__((vector_size(2 * fuser_halves), aligned(2), may_alias));
 typedef float fuser_wide_vector __attribute__((vector_size(4 * fuser_halves), aligned(4), may_alias));
 #endif
-FUSER_INLINE void fuser_widen(float* to, const fuser_half* from, int64_t count) {
+FUSER_INLINE void fuser_load_halves(float* to, const fuser_half* from, int64_t count) {
   int64_t i = 0;
 #ifdef __F16C__
   for (; i + fuser_halves <= count; i += fuser_halves) {
@@ -44,7 +44,7 @@ FUSER_INLINE void fuser_widen(float* to, const fuser_half* from, int64_t count) 
 #endif
   for (; i < count; ++i) to[i] = fuser_to_compute(from[i]);
 }
-FUSER_INLINE void fuser_narrow(fuser_half* to, const fuser_wide_half* from, int64_t count) {
+FUSER_INLINE void fuser_store_halves(fuser_half* to, const fuser_wide_half* from, int64_t count) {
   int64_t i = 0;
 #ifdef __F16C__
   for (; i + fuser_halves <= count; i += fuser_halves) {

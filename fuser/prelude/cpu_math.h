@@ -31,8 +31,9 @@
   FUSER_LANES double fuser_m_##name(double x) { return fuser_d_##name(x); } \
   FUSER_FORWARD_1(name)
 
-//@ each FUSER_MVEC_1: acos acosh asin asinh atan atanh cosh erf erfc expm1 log log1p log2 sinh tan tanh
+//@ each FUSER_MVEC_1: acos acosh asin asinh atan atanh cosh erfc expm1 log log1p log2 sinh tan tanh
 //@ each FUSER_MVEC_EXP_1: exp
+//@ each FUSER_MVEC_ERF_1: erf
 //@ each FUSER_MVEC_APART_1: cbrt cos exp10 exp2 log10 sin
 //@ each FUSER_MVEC_2: atan2
 //@ each FUSER_MVEC_POW_2: pow

@@ -49,7 +49,7 @@ __attribute__((flatten, noinline)) static void fuser_range(const fuser_args a, i
     __builtin_prefetch(in1 + stop);
     __builtin_prefetch(in2 + stop);
     alignas(64) float wide_in2[1024];
-    fuser_widen(wide_in2, in2 + block, stop - block);
+    fuser_load_halves(wide_in2, in2 + block, stop - block);
 #pragma GCC ivdep
     for (int64_t i = block; i < stop; ++i)
       fuser_element(fuser_to_compute(in0[i]), fuser_to_compute(in1[i]), wide_in2[i - block], (a.number3 != 0), a.number4, out0[i]);
