@@ -6,8 +6,6 @@ beside each other along a second one. Operands that are not dense along the rows
 
 from __future__ import annotations
 
-import torch
-
 from fuser.cpu.prelude import emit_prelude
 from fuser.kernel_source import KERNEL_NAME, Dialect, Loop, Operand, RowLoop, indent
 from fuser.list_text import emit_lists
@@ -133,7 +131,7 @@ def _row(loop: Loop, begin: str, end: str) -> list[str]:
 
 
 def _is_half(operand: Operand) -> bool:
-    return operand.info.dtype == torch.float16
+    return operand.info.storage == "fuser_half"
 
 
 def _convert(how: str, to: str, source: str) -> str:

@@ -21,50 +21,6 @@ template <> struct fuser_storage<fuser_half> {
   }
 };
 
-//@ always if half
-#ifdef FUSER_CPU
-// Rounded in float: what lies below the 13th bit goes, or, of numbers below 2^-14, below 2^-24. NaN stays.
-template <> struct fuser_rounder<fuser_half> {
-  static FUSER_INLINE float round(float v) {
-    const unsigned u = __float_as_uint(v), m = u & 0x7fffffffu;
-    const unsigned denormal = __float_as_uint(__uint_as_float(m) + 0.5f - 0.5f);
-    const unsigned normal = (m + (0xfffu + (m >> 13 & 1u))) & ~0x1fffu;
-    const unsigned finite = fuser_choose(fuser_below(m, 0x38800000u), denormal, normal);
-    const unsigned other = 0x7f800000u | (m & fuser_below(0x7f800000u, m));
-    return __uint_as_float(fuser_choose(fuser_below(m, 0x477ff000u), finite, other) | (u & 0x80000000u));
-  }
-};
-// Of what is rounded already.
-template <> struct fuser_exact<fuser_half> {
-  static FUSER_INLINE fuser_half from(float v) {
-    const unsigned u = __float_as_uint(v), m = u & 0x7fffffffu;
-    const unsigned denormal = __float_as_uint(__uint_as_float(m) + 0.5f) - 0x3f000000u;
-    const unsigned normal = (m - 0x38000000u) >> 13, other = 0x7c00u | (fuser_below(0x7f800000u, m) & 0x200u);
-    const unsigned finite = fuser_choose(fuser_below(m, 0x38800000u), denormal, normal);
-    const unsigned code = fuser_choose(fuser_below(m, 0x47800000u), finite, other);
-    return {static_cast<uint16_t>(code | (u >> 16 & 0x8000u))};
-  }
-};
-template <> struct fuser_keeper<fuser_half> {
-  static FUSER_INLINE float keep(float v, fuser_half& stored) {
-    const float rounded = fuser_round<fuser_half>(v);
-    stored = fuser_exact<fuser_half>::from(rounded);
-    return rounded;
-  }
-};
-// A number that a loop will round to a half.
-struct fuser_wide_half { float v; };
-template <> struct fuser_storage<fuser_wide_half> {
-  template <typename C> static FUSER_INLINE fuser_wide_half from(C v) { return {fuser_cast<float>(v)}; }
-};
-template <> struct fuser_keeper<fuser_wide_half> {
-  static FUSER_INLINE float keep(float v, fuser_wide_half& stored) {
-    stored.v = fuser_round<fuser_half>(v);
-    return stored.v;
-  }
-};
-#endif
-
 //@ fuser_encode
 // Code of |v| in a format with the given mantissa bits and exponent bias, rounded to nearest even as one integer;
 // whatever is too large comes out larger than the largest finite code, never wrapped. NaN and infinity are the
