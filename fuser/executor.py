@@ -10,6 +10,7 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,8 +22,8 @@ from fuser.config import STALE, config
 from fuser.dtypes import range_error
 from fuser.errors import UnsupportedError
 from fuser.expanded import describe_values
-from fuser.fallback import Fallback, each_its_own
-from fuser.in_parts import cut_around_obstacle, run_around
+from fuser.fallback import Fallback
+from fuser.in_parts import cut_around_obstacle, run_around, run_bound
 from fuser.kept_plans import KeptPlan, keep_plan, restore_plan
 from fuser.kernel_cache import Lru
 from fuser.kernel_spec import KernelSpec, infer_layouts
@@ -249,23 +250,23 @@ def _read_scalars(spec: KernelSpec, inputs: list[Any]) -> list[Any]:
 _launchers: dict[int, Replayer] = {}
 
 
-def _replay(spec: KernelSpec, inputs: list[Any]) -> list[torch.Tensor]:
-    # As ``run_planned``, for one part of a call that comes again with the others.
-    launcher, arguments = _launcher_of(spec), tuple(inputs)
-    replayed = launcher.launch(arguments, None, None)
-    if replayed is not None:
-        return [replayed] if isinstance(replayed, torch.Tensor) else list(replayed)
-    return _run_and_record(spec, launcher, arguments)
+def _replay(spec: KernelSpec, inputs: list[Any]) -> Sequence[torch.Tensor]:
+    return _replay_by(_launcher_of(spec), spec, inputs)
 
 
 def _launcher_of(spec: KernelSpec) -> Replayer:
     return _launchers.get(spec.key) or _launchers.setdefault(spec.key, Replayer((), ()))
 
 
-def _run_and_record(spec: KernelSpec, launcher: Replayer, inputs: tuple[Any, ...]) -> list[torch.Tensor]:
-    results, plan = run_planned(spec, [*inputs], None)
+def _replay_by(launcher: Replayer, spec: KernelSpec, inputs: list[Any]) -> Sequence[torch.Tensor]:
+    # As ``run_planned``, for one part of a call that comes again with the others.
+    arguments = tuple(inputs)
+    replayed = launcher.launch(arguments, None, None)
+    if replayed is not None:
+        return (replayed,) if isinstance(replayed, torch.Tensor) else replayed
+    results, plan = run_planned(spec, inputs, None)
     if plan is not None:
-        record_planned(launcher, spec, plan, inputs, inputs)
+        record_planned(launcher, spec, plan, arguments, arguments)
     return results
 
 
@@ -314,7 +315,7 @@ def record_planned(
 
 def _bind_kept(spec: KernelSpec) -> Callable[..., Any]:
     # What makes calls that are known to be torch's, as strict numerics ask.
-    run = Fallback(spec.group).bind()
+    run = Fallback(spec.group).bind("")
 
     def again(*inputs: Any) -> Any:
         results = run(inputs)
@@ -327,21 +328,12 @@ def _bind_kept(spec: KernelSpec) -> Callable[..., Any]:
 def _bind_parts(spec: KernelSpec, obstacle: int) -> Callable[..., Any]:
     # What makes calls that are known to be cut around one application.
     parts = [
-        (part, _launcher_of(part), read, made, ended) for part, read, made, ended in cut_around_obstacle(spec, obstacle)
+        (partial(_replay_by, _launcher_of(part), part), read, made, ended)
+        for part, read, made, ended in cut_around_obstacle(spec, obstacle)
     ]
-    outputs = spec.group.outputs
 
     def again(*inputs: Any) -> Any:
-        values: dict[int, Any] = dict(enumerate(inputs))
-        for part, launcher, read, made, ended in parts:
-            arguments = tuple([values[value] for value in read])
-            results = launcher.launch(arguments, None, None)
-            if results is None:
-                results = _run_and_record(part, launcher, arguments)
-            values |= zip(made, (results,) if isinstance(results, torch.Tensor) else results, strict=True)
-            for value in ended:
-                del values[value]
-        results = each_its_own([values[value] for value in outputs])
+        results = run_bound(spec, parts, inputs)
         return results[0] if len(results) == 1 else tuple(results)
 
     return again

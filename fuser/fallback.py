@@ -62,39 +62,31 @@ class Fallback(NamedTuple):
         Raises:
             FallbackError: a functor has no eager version.
         """
-        values: list[Any] = list(inputs)
-        for application in self.group.applications:
-            tensors = [values[value] for value in application.tensors]
-            names = (parameter.name for parameter in application.function.scalars)
-            scalars = {name: values[value] for name, value in zip(names, application.scalars, strict=True)}
-            try:
-                result = eager_version(application.function)(*tensors, **scalars)
-            except (UntranslatableError, UnsupportedError) as error:
-                name = application.function.name
-                advice = "\ngive jit_fn(..., fallback=a function of the same tensors and scalars)"
-                raise FallbackError(
-                    f"cannot fuse ({reason}), and {name!r} has no eager version to fall back to: {error}"
-                    # A reduction takes none.
-                    f"{'' if application.function.reduces else advice}"
-                ) from error
-            values += (
-                [result] if application.function.num_outputs == 1 and isinstance(result, torch.Tensor) else list(result)
-            )
-        return each_its_own([values[value] for value in self.group.outputs])
+        return self.bind(reason)(inputs)
 
-    def bind(self) -> Callable[[Sequence[Any]], list[torch.Tensor]]:
-        """Return ``run`` for calls that are known to run: what does not depend on tensors is looked up once."""
-        steps: list[tuple[Callable[..., Any], tuple[int, ...], tuple[tuple[str, int], ...]]] = []
+    def bind(self, reason: str) -> Callable[[Sequence[Any]], list[torch.Tensor]]:
+        """Return ``run`` as a function of the inputs: what does not depend on them is looked up once."""
+        steps = []
         for item in self.group.applications:
             names = (parameter.name for parameter in item.function.scalars)
-            steps.append((eager_version(item.function), item.tensors, tuple(zip(names, item.scalars, strict=True))))
+            steps.append((item, eager_version(item.function), tuple(zip(names, item.scalars, strict=True))))
         outputs = self.group.outputs
 
         def run(inputs: Sequence[Any]) -> list[torch.Tensor]:
-            values = [*inputs]
-            for call, tensors, scalars in steps:
-                made = call(*[values[value] for value in tensors], **{name: values[value] for name, value in scalars})
-                values += (made,) if isinstance(made, torch.Tensor) else made
+            values: list[Any] = list(inputs)
+            for item, call, scalars in steps:
+                tensors = [values[value] for value in item.tensors]
+                try:
+                    made = call(*tensors, **{name: values[value] for name, value in scalars})
+                except (UntranslatableError, UnsupportedError) as error:
+                    name = item.function.name
+                    advice = "\ngive jit_fn(..., fallback=a function of the same tensors and scalars)"
+                    raise FallbackError(
+                        f"cannot fuse ({reason}), and {name!r} has no eager version to fall back to: {error}"
+                        # A reduction takes none.
+                        f"{'' if item.function.reduces else advice}"
+                    ) from error
+                values += [made] if item.function.num_outputs == 1 and isinstance(made, torch.Tensor) else list(made)
             return each_its_own([values[value] for value in outputs])
 
         return run

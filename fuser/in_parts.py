@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -15,12 +16,16 @@ from fuser.outputs import unusual_kind
 from fuser.sections import cut_around, cut_by_device
 from fuser.tensor_desc import describe, value_layouts
 
-__all__ = ["cut_around_obstacle", "needs_devices", "run_around", "run_by_device"]
+__all__ = ["cut_around_obstacle", "needs_devices", "run_around", "run_bound", "run_by_device"]
 
 # What makes a call of one of the groups that a group is cut into.
 RunPart: TypeAlias = Callable[[KernelSpec, list[Any]], Sequence[torch.Tensor]]
 # Those groups, with the values that each reads and makes, and those that nobody reads after it.
 Parts: TypeAlias = tuple[tuple[KernelSpec, tuple[int, ...], tuple[int, ...], tuple[int, ...]], ...]
+# The same with what makes a call in place of each group.
+BoundParts: TypeAlias = Sequence[
+    tuple[Callable[[list[Any]], Sequence[torch.Tensor]], tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+]
 _parts: dict[tuple[int, int], Parts] = {}
 _parts_by_device: dict[tuple[int, tuple[torch.device | None, ...], tuple[bool, ...]], Parts] = {}
 
@@ -34,7 +39,7 @@ def run_around(spec: KernelSpec, obstacle: int, inputs: Sequence[Any], run: RunP
         inputs: one tensor or number per input of the group.
         run: makes a call of each of the groups that it is cut into.
     """
-    return _run_parts(spec, cut_around_obstacle(spec, obstacle), inputs, run)
+    return run_bound(spec, _bind_parts(cut_around_obstacle(spec, obstacle), run), inputs)
 
 
 def run_by_device(spec: KernelSpec, inputs: Sequence[Any], run: RunPart) -> list[torch.Tensor] | None:
@@ -49,7 +54,7 @@ def run_by_device(spec: KernelSpec, inputs: Sequence[Any], run: RunPart) -> list
         ShapeError, DimError: the inputs do not fit.
     """
     parts = _cut_by_device(spec, inputs)
-    return _run_parts(spec, parts, inputs, run) if parts else None
+    return run_bound(spec, _bind_parts(parts, run), inputs) if parts else None
 
 
 def needs_devices(spec: KernelSpec, inputs: Sequence[Any]) -> bool:
@@ -70,10 +75,15 @@ def _cut_by_device(spec: KernelSpec, inputs: Sequence[Any]) -> Parts:
     return _parts_by_device[key]
 
 
-def _run_parts(spec: KernelSpec, parts: Parts, inputs: Sequence[Any], run: RunPart) -> list[torch.Tensor]:
+def _bind_parts(parts: Parts, run: RunPart) -> BoundParts:
+    return [(partial(run, part), read, made, ended) for part, read, made, ended in parts]
+
+
+def run_bound(spec: KernelSpec, parts: BoundParts, inputs: Sequence[Any]) -> list[torch.Tensor]:
+    """Run a group as the parts that it is cut into."""
     values = dict(enumerate(inputs))
-    for part, read, made, ended in parts:
-        values |= zip(made, run(part, [values[value] for value in read]), strict=True)
+    for run, read, made, ended in parts:
+        values |= zip(made, run([values[value] for value in read]), strict=True)
         for value in ended:
             del values[value]
     return each_its_own([values[value] for value in spec.group.outputs])

@@ -30,35 +30,12 @@ template <> struct fuser_rounder<fuser_half> {
     return __uint_as_float(fuser_choose(fuser_below(m, 0x477ff000u), finite, other) | (u & 0x80000000u));
   }
 };
-// Of what is rounded already.
-template <> struct fuser_exact<fuser_half> {
-  static FUSER_INLINE fuser_half from(float v) {
-    const unsigned u = __float_as_uint(v), m = u & 0x7fffffffu;
-    const unsigned denormal = __float_as_uint(__uint_as_float(m) + 0.5f) - 0x3f000000u;
-    const unsigned normal = (m - 0x38000000u) >> 13, other = 0x7c00u | (fuser_below(0x7f800000u, m) & 0x200u);
-    const unsigned finite = fuser_choose(fuser_below(m, 0x38800000u), denormal, normal);
-    const unsigned code = fuser_choose(fuser_below(m, 0x47800000u), finite, other);
-    return {static_cast<uint16_t>(code | (u >> 16 & 0x8000u))};
-  }
-};
-template <> struct fuser_keeper<fuser_half> {
-  static FUSER_INLINE float keep(float v, fuser_half& stored) {
-    const float rounded = fuser_round<fuser_half>(v);
-    stored = fuser_exact<fuser_half>::from(rounded);
-    return rounded;
-  }
-};
 // A number that a loop will round to a half.
 struct fuser_wide_half { float v; };
 template <> struct fuser_storage<fuser_wide_half> {
   template <typename C> static FUSER_INLINE fuser_wide_half from(C v) { return {fuser_cast<float>(v)}; }
 };
-template <> struct fuser_keeper<fuser_wide_half> {
-  static FUSER_INLINE float keep(float v, fuser_wide_half& stored) {
-    stored.v = fuser_round<fuser_half>(v);
-    return stored.v;
-  }
-};
+FUSER_INLINE float fuser_to_compute(fuser_wide_half s) { return fuser_round<fuser_half>(s.v); }
 // As many at a time as there is an instruction for; the last ones alone.
 #ifdef __F16C__
 #ifdef __AVX512F__

@@ -208,6 +208,14 @@ template <typename T, typename V> FUSER_INLINE V fuser_compute_pow(V x, V y, V (
 #define FUSER_MVEC_1 FUSER_LIBM_1
 #endif
 
+//@ FUSER_MVEC_OWN_1
+// Of which the widest vectors of floats are fuser's own.
+#define FUSER_MVEC_OWN_1(name) \
+  FUSER_MVEC_REST_1(float, name##f, name##f, "4", "8") \
+  FUSER_MVEC_ONE_1(double, name, name, "2", "4", "8") \
+  FUSER_INLINE float name(float x) { return name##f(x); } \
+  FUSER_PROMOTE_1(name)
+
 //@ FUSER_MVEC_EXP_1
 #if defined(FUSER_MVEC_BYTES) && FUSER_MVEC_BYTES == 64
 // Half of libmvec's time, and 1.01 ULP at most (measured over all floats), where that is 2.6 off: 2^n * p(r) with
@@ -229,11 +237,7 @@ fuser_widest<float> fuser_mvec_expf(fuser_widest<float> x) {
   __asm__("vscalefps %1, %0, %0" : "+v"(p) : "v"(n));
   return p;
 }
-#define FUSER_MVEC_EXP_1(name) \
-  FUSER_MVEC_REST_1(float, name##f, name##f, "4", "8") \
-  FUSER_MVEC_ONE_1(double, name, name, "2", "4", "8") \
-  FUSER_INLINE float name(float x) { return name##f(x); } \
-  FUSER_PROMOTE_1(name)
+#define FUSER_MVEC_EXP_1 FUSER_MVEC_OWN_1
 #else
 #define FUSER_MVEC_EXP_1 FUSER_MVEC_1
 #endif
@@ -282,11 +286,7 @@ fuser_widest<float> fuser_mvec_erff(fuser_widest<float> x) {
   }
   return sum;
 }
-#define FUSER_MVEC_ERF_1(name) \
-  FUSER_MVEC_REST_1(float, name##f, name##f, "4", "8") \
-  FUSER_MVEC_ONE_1(double, name, name, "2", "4", "8") \
-  FUSER_INLINE float name(float x) { return name##f(x); } \
-  FUSER_PROMOTE_1(name)
+#define FUSER_MVEC_ERF_1 FUSER_MVEC_OWN_1
 #else
 #define FUSER_MVEC_ERF_1 FUSER_MVEC_1
 #endif
