@@ -1,27 +1,23 @@
-"""Both passes of a graph for one kind of call, as AOTAutograd makes them: traced with symbols for what differed before.
-
-A kind of call is a key: the default dtype, and what each input is. It fits other calls whose sizes, strides and numbers
-meet what the trace relied on.
-"""
+"""Both passes of a graph for one kind of call, as AOTAutograd makes them: what differed before is a symbol."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import fx
 
 from fuser import counters
 from fuser.errors import UnsupportedError
+from fuser.fx.call_kinds import bind_constants, is_like, make_fakes
 from fuser.fx.taking_turns import Turn
 from fuser.process import is_of_current_handler
 from fuser.warming.follow import packing_nothing
 
-__all__ = ["Joint", "find_changed_numbers", "give", "key_of", "trace_joint"]
+__all__ = ["Joint", "trace_joint"]
 
 _ATEN = torch.ops.aten
 _NORM = _ATEN._native_batch_norm_legit_functional.default
@@ -50,7 +46,7 @@ class Joint:
 
     def is_like(self, key: tuple[Any, ...]) -> bool:
         """Whether a call differs from the one it was traced for in sizes, strides and values of numbers alone."""
-        return len(key) == len(self.key) and all(map(_is_like, key, self.key))
+        return is_like(key, self.key)
 
     def takes(self, taken: Sequence[int] | None) -> bool:
         """Whether its backward pass takes the gradients of these outputs, as ``trace_joint`` has them."""
@@ -97,9 +93,9 @@ def trace_joint(
         raise _Split(split_passes(graph, given, **settings))
 
     try:
-        module = _bind_constants(nodes, inputs, varying)
+        module = bind_constants(nodes, inputs, varying)
         known = [[kinds[1 + slot] for kinds in before] for slot in varying]
-        mode, fakes, find_guard = _make_fakes([inputs[slot] for slot in varying], known)
+        mode, fakes, find_guard = make_fakes([inputs[slot] for slot in varying], known)
         with mode, enable_python_dispatcher(), packing_nothing():
             made = module(*fakes)
         continuous = tuple(slot for slot, item in enumerate(made) if item.requires_grad)
@@ -133,22 +129,6 @@ def _choose(continuous: tuple[int, ...], taken: Sequence[int] | None) -> tuple[i
     return tuple(slot for slot in continuous if taken is None or slot in taken) or continuous
 
 
-def key_of(inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """Return what a call with these inputs is known by."""
-    return (torch.get_default_dtype(), *map(_describe, inputs))
-
-
-def find_changed_numbers(inputs: Sequence[Any], before: Sequence[Sequence[Any]]) -> list[int]:
-    """Return the slots of numbers that were others in calls of some keys, and may be symbols."""
-    # What torch knows of symbols is of finite floats, and zeros have signs.
-    return [
-        slot
-        for slot, item in enumerate(inputs)
-        if (type(item) is int or (type(item) is float and math.isfinite(item) and item))
-        and any(kinds[1 + slot].text != repr(item) for kinds in before)
-    ]
-
-
 @contextmanager
 def _floats_as_they_are() -> Iterator[None]:
     # As under Dynamo, torch would make arithmetic with floats one with tensors of float64, which rounds elsewhere.
@@ -167,24 +147,6 @@ class _Split(BaseException):
 
     def __init__(self, passes: Sequence[fx.GraphModule]) -> None:
         self.passes = passes
-
-
-def _bind_constants(nodes: fx.GraphModule, inputs: Sequence[Any], varying: Sequence[int]) -> fx.GraphModule:
-    # The graph of those inputs alone that vary.
-    graph, copies = fx.Graph(), {}
-    for slot, placeholder in enumerate(nodes.graph.find_nodes(op="placeholder")):
-        copies[placeholder] = graph.node_copy(placeholder) if slot in varying else inputs[slot]
-    for slot, (placeholder, copy) in enumerate([*copies.items()]):
-        if slot in varying and isinstance(inputs[slot], float):
-            copies[placeholder] = graph.call_method("item", (copy,))
-    graph.output(graph.graph_copy(nodes.graph, copies))
-    return fx.GraphModule(nodes, graph)
-
-
-def give(item: Any) -> Any:
-    """Return what graphs take for an input: torch's partitioner hands a float on only if it is read from a tensor."""
-    is_float = isinstance(item, float | torch.SymFloat)
-    return torch.full((), item, dtype=torch.float64, device="cpu") if is_float else item
 
 
 def _find_shared(made: Sequence[torch.Tensor], inputs: Sequence[Any]) -> set[int]:
@@ -214,71 +176,6 @@ def _call_on_results(module: fx.GraphModule, function: Callable[..., Any], slots
     module.recompile()
 
 
-def _make_fakes(
-    inputs: Sequence[Any], before: Sequence[Sequence[Any]]
-) -> tuple[Any, list[Any], Callable[[], Callable[[Sequence[Any]], bool]]]:
-    # What is traced, its mode, and what makes, afterwards, the question whether it holds for tensors of other sizes and
-    # for other numbers.
-    from torch._dynamo.source import ConstantSource  # noqa: PLC0415 - as in trace_joint
-    from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415 - as in trace_joint
-    from torch.fx.experimental.symbolic_shapes import (  # noqa: PLC0415
-        DimDynamic,
-        ShapeEnv,
-        StatelessSymbolicContext,
-    )
-
-    env = ShapeEnv()
-    mode = FakeTensorMode(shape_env=env)
-    fakes: list[Any] = []
-    # The same, but for floats as they are.
-    guarded: list[Any] = []
-    for slot, (item, known) in enumerate(zip(inputs, before, strict=True)):
-        if not isinstance(item, torch.Tensor):
-            source: Any = ConstantSource(f"fuser_number_{slot}")
-            symbol = env.create_unspecified_symbol(item, source, DimDynamic.DYNAMIC)
-            make: Any = env.create_symintnode if type(item) is int else env.create_symfloatnode
-            guarded.append(make(symbol, hint=item, source=source))
-            if type(item) is float:
-                fakes.append(mode.from_tensor(give(item)))
-                fakes[-1].item_memo = guarded[-1]
-            else:
-                fakes.append(guarded[-1])
-            continue
-        dims = [
-            DimDynamic.DYNAMIC if any(other.sizes[dim] != size for other in known) else DimDynamic.STATIC
-            for dim, size in enumerate(item.shape)
-        ]
-        context: Any = StatelessSymbolicContext(dynamic_sizes=dims)
-        fakes.append(mode.from_tensor(_at_start(item), symbolic_context=context))
-        guarded.append(fakes[-1])
-
-    def find_guard() -> Callable[[Sequence[Any]], bool]:
-        text = env.produce_guards_expression(guarded, ignore_static=False) or "True"
-        return lambda given: bool(env.evaluate_guards_expression(text, [*map(_look_at, given)]))
-
-    return mode, fakes, find_guard
-
-
-def _at_start(item: torch.Tensor) -> torch.Tensor:
-    # As if it were nobody's view: torch would make a fake of what it views, none of whose sizes is a symbol, and rely
-    # on where it begins there, which is another place for each size of what x.split() is called on.
-    plain = item.data.as_strided(item.shape, item.stride(), 0).data
-    return plain.requires_grad_(item.requires_grad)
-
-
-class _Begun(NamedTuple):
-    # What guards ask of a tensor; nothing relies on where it begins.
-    size: Callable[[], Sequence[Any]]
-    stride: Callable[[], Sequence[Any]]
-
-    def storage_offset(self) -> int:
-        return 0
-
-
-def _look_at(item: Any) -> Any:
-    return _Begun(item.size, item.stride) if isinstance(item, torch.Tensor) else item
-
-
 def _prepare(graph: fx.GraphModule) -> None:
     """Take out what only says that nobody differentiates, and let gradients lie in memory as they do."""
     for node in graph.graph.find_nodes(op="call_function", target=_ATEN.detach.default):
@@ -288,37 +185,3 @@ def _prepare(graph: fx.GraphModule) -> None:
         node.target = _ATEN.reshape.default
     if graph.graph.find_nodes(op="call_function", target=_ATEN.as_strided.default):
         raise UnsupportedError("as_strided")
-
-
-class _Tensor(NamedTuple):
-    dtype: torch.dtype
-    device: torch.device
-    requires_grad: bool
-    sizes: torch.Size
-    strides: tuple[int, ...]
-
-
-class _Number(NamedTuple):
-    kind: type
-    # Tells zeros apart, and no NaNs.
-    text: str
-
-    def is_of(self, item: Any) -> bool:
-        """Whether another call has the same number: asked of a symbol, too."""
-        if isinstance(item, torch.SymInt | torch.SymFloat):
-            return bool(item == self.kind(self.text))
-        return self.text == repr(item)
-
-
-def _describe(item: Any) -> Any:
-    if isinstance(item, torch.Tensor):
-        return _Tensor(item.dtype, item.device, item.requires_grad, item.shape, item.stride())
-    return _Number(type(item), repr(item))
-
-
-def _is_like(one: Any, other: Any) -> bool:
-    if type(one) is _Number and type(other) is _Number:
-        return one.kind is other.kind
-    if type(one) is not _Tensor or type(other) is not _Tensor:
-        return bool(one == other)
-    return one[:3] == other[:3] and len(one.sizes) == len(other.sizes)

@@ -16,7 +16,7 @@ from fuser.fx.nodes import module_of
 from fuser.jit_function import JitFunction
 from fuser.ops import has_hooks
 
-__all__ = ["is_barrier", "is_random", "sets_mode"]
+__all__ = ["calls_torch_alone", "is_barrier", "is_random", "sets_mode"]
 
 
 def is_barrier(node: fx.Node) -> bool:
@@ -74,15 +74,28 @@ def _writes(node: fx.Node) -> bool:
     overloads = _overloads(node.target)
     if overloads:
         return any(_takes_to_write(overload, node.kwargs) for overload in overloads)
-    target: Any = node.target
-    while isinstance(target, functools.partial):
-        target = target.func
-    name, home = getattr(target, "__name__", ""), getattr(target, "__module__", None) or ""
+    name, home = _name_and_home(node.target)
     if home == "_operator":
         # Among them and_, or_ and not_, which write to nothing.
         is_in_place = name.startswith("i") and any(hasattr(operator, name[1:] + end) for end in ("", "_"))
         return node.target is operator.setitem or is_in_place
     return _writes_by_name(name) or not _is_torchs(home)
+
+
+def _name_and_home(target: Any) -> tuple[str, str]:
+    # Of a function, what it is called and the module that it is of.
+    while isinstance(target, functools.partial):
+        target = target.func
+    return getattr(target, "__name__", ""), getattr(target, "__module__", None) or ""
+
+
+def calls_torch_alone(node: fx.Node) -> bool:
+    """Whether a node calls torch's functions or functors, which do the same whenever they are called, and no modes."""
+    if node.op == "call_method" or isinstance(node.target, JitFunction):
+        return True
+    is_function = node.op == "call_function" and not isinstance(node.target, HigherOrderOperator)
+    is_torchs = bool(_overloads(node.target)) or _is_torchs(_name_and_home(node.target)[1])
+    return is_function and is_torchs and not sets_mode(node)
 
 
 def _takes_to_write(overload: torch._ops.OpOverload, named: Mapping[str, Any]) -> bool:

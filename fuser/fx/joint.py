@@ -19,7 +19,8 @@ from torch.utils.weak import TensorWeakRef
 
 from fuser.config import config
 from fuser.errors import GradientError
-from fuser.fx.both_passes import Joint, find_changed_numbers, give, key_of, trace_joint
+from fuser.fx.both_passes import Joint, trace_joint
+from fuser.fx.call_kinds import find_changed_numbers, give, key_of
 from fuser.fx.fusion_node import FusionModule
 from fuser.fx.passes import FusionPass
 from fuser.fx.taking_turns import taking_turns

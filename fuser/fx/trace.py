@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import operator
@@ -9,21 +10,25 @@ import sys
 import types
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, overload
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, overload
 
 import torch
 from torch import fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from fuser.config import config
-from fuser.errors import ArgumentError, GradientError, UnsupportedError, shows_users_frames
+from fuser.errors import ArgumentError, GradientError, NoCompileError, UnsupportedError, shows_users_frames
 from fuser.flat_text import as_function
 from fuser.fx.arguments import NUMBER, TENSOR, Key, sort_arguments
+from fuser.fx.entries import Entry, Mode, SizedReplayer, mode_of, of_its_size
 from fuser.fx.fusion_node import FusionModule
 from fuser.fx.intercept import is_traced
 from fuser.fx.joint import DifferentiableFusion
 from fuser.fx.passes import FusionPass
 from fuser.fx.plain_nodes import answers_for_torch
+from fuser.fx.sized import SizedGraphs, arranges
 from fuser.fx.tracer import Traced, trace
 from fuser.fx.whole import WholeFusion, find_whole_fusion
 from fuser.graph import FusionGroup
@@ -32,7 +37,7 @@ from fuser.launcher import Replayer, called_in_c, record_through
 from fuser.outputs import check_kinds, finish_out, finish_traced_out, unusual_kind
 from fuser.process import Lock
 from fuser.record import MISSING, Recorded, Scalars
-from fuser.route import call_anew, is_transformed, requires_grad
+from fuser.route import call_anew, requires_grad
 from fuser.tensor_desc import describe
 from fuser.warming.follow import current, stand_in
 from fuser.warming.symbolic import names_by_position, warm_up
@@ -55,32 +60,6 @@ PUBLIC = ("function", "graph_for", "graph_module", "groups", "warmup")
 # How many kinds of call are remembered, graphs for one kind (which differ in what control flow asked), and among them
 # such that hold no more: a module goes back and forth between train() and eval().
 MAX_KEYS, MAX_GRAPHS, MAX_STALE = 64, 32, 1
-
-
-class Mode(NamedTuple):
-    """What of a call decides, beside its arguments' kinds, which nodes of its trace are fused and how."""
-
-    numerics: str
-    # Whether torch's reductions join groups, and whether autograd differentiates those.
-    reduces: bool
-    is_differentiated: bool
-    # A meta tensor stands for one on the GPU, if there is one.
-    device_type: str
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A trace with fusion nodes."""
-
-    traced: Traced
-    # The one fusion node it is, if it is one.
-    whole: WholeFusion | None
-    # Replays calls of it; the fused function itself where it can look at all that the trace relies on.
-    launcher: Replayer
-    # The graph as a function of tensors and numbers.
-    run: Callable[..., Any]
-    # What its groups may hold depends on it.
-    mode: Mode
 
 
 @called_in_c
@@ -107,6 +86,8 @@ class FusedFunction(Replayer, Generic[P, R]):
         self._own: Entry | None = None
         self._own_constants: tuple[Any, ...] = ()
         self._own_slots: tuple[int, ...] = ()
+        # Whether records are to serve calls of other sizes.
+        self.learns_sizes = True
         self._signature = inspect.signature(function)
         self._parameters = tuple(self._signature.parameters.values())
         variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -158,7 +139,8 @@ class FusedFunction(Replayer, Generic[P, R]):
         """
         last = next(reversed(self._traces.values()), None)
         if last:
-            return last[0].traced.graph_module
+            sized = None if last[0].sized is None else last[0].sized.latest()
+            return (sized.made if sized else last[0]).traced.graph_module
         kinds: list[Any] = []
         leaves: list[Any] = []
         for item in self._parameters:
@@ -176,7 +158,7 @@ class FusedFunction(Replayer, Generic[P, R]):
     ) -> tuple[fx.GraphModule, tuple[Any, ...]]:
         """Return the FX graph with fusion nodes that serves a call, and what the graph is called with."""
         key, leaves = self._sort(tuple(args), {**(kwargs or {})})
-        return self._find_trace(key, leaves).traced.graph_module, leaves
+        return self._find_entry(key, leaves).traced.graph_module, leaves
 
     def find_whole(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Entry, tuple[Any, ...]] | None:
         """Return the trace that serves a call, if it is one fusion node, and the call's tensors and numbers.
@@ -273,6 +255,10 @@ class FusedFunction(Replayer, Generic[P, R]):
             entry = self._find_trace(key, tuple(map(stand_in, leaves)))
             # Asks of symbols what the trace relies on.
             entry.traced.holds(leaves)
+            sized = None if entry.sized is None else entry.sized.find(leaves)
+            if sized is not None:
+                sized.made.run(*leaves)
+            # Calls of other sizes may go by the graph for all.
             return entry.run(*leaves)
         out = None if self._has_out else kwargs.pop("out", None)
         outs = None if out is None else tuple(out) if isinstance(out, tuple | list) else (out,)
@@ -287,7 +273,16 @@ class FusedFunction(Replayer, Generic[P, R]):
         if answers_for_torch(leaves):
             result = self._call_by_position(*args, **kwargs)
             return result if out is None else _finish_out(out, result)
-        entry = self._find_trace(key, leaves)
+        entry = self._find_entry(key, leaves)
+        if entry.is_sized and config.no_compile:
+            try:
+                return self._serve(entry, args, leaves, outs)
+            except NoCompileError:
+                # A warm-up for all sizes knows the kernels of the graph for all.
+                entry = self._find_trace(key, leaves)
+        return self._serve(entry, args, leaves, outs)
+
+    def _serve(self, entry: Entry, args: tuple[Any, ...], leaves: tuple[Any, ...], outs: Any) -> Any:
         whole, launcher = entry.whole, entry.launcher
         if whole is None and outs is not None:
             return self._finish(outs, entry.run(*leaves), args)
@@ -298,7 +293,16 @@ class FusedFunction(Replayer, Generic[P, R]):
                 return replayed
         if whole is None:
             result = entry.run(*leaves)
-            record_through(launcher, entry.run, leaves, leaves, None, grad_mode=torch.is_grad_enabled())
+            record_through(
+                launcher,
+                entry.run,
+                leaves,
+                leaves,
+                None,
+                grad_mode=torch.is_grad_enabled(),
+                any_size=not entry.is_sized,
+                default_dtype=entry.default_dtype,
+            )
             return result
         inputs = whole.inputs(leaves)
         if outs is None and isinstance(whole.module, DifferentiableFusion):
@@ -314,7 +318,9 @@ class FusedFunction(Replayer, Generic[P, R]):
             recorded = recorded._replace(check=lambda *tensors: rest.holds() and check(*tensors))
         if self._own.traced.facts is not None:
             # Sizes may be among what the trace relies on.
-            recorded = recorded._replace(flat=(), resize=None)
+            recorded = of_its_size(recorded)
+        if self._own.is_sized:
+            recorded = of_its_size(recorded, self._own.default_dtype)
         return super().add(self._among_constants(tensors), scalars, out, recorded._replace(reads=reads))
 
     def _among_constants(self, leaves: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -372,8 +378,14 @@ class FusedFunction(Replayer, Generic[P, R]):
                     found = self._add_trace(key, leaves)
         return found
 
+    def _find_entry(self, key: Key, leaves: tuple[Any, ...]) -> Entry:
+        # For calls of these sizes, where it knows more than the one for all.
+        found = self._find_trace(key, leaves)
+        sized = None if found.sized is None else found.sized.find(leaves)
+        return found if sized is None else sized.made
+
     def _look_up(self, key: Key, leaves: tuple[Any, ...]) -> Entry | None:
-        mode = _mode(leaves)
+        mode = mode_of(leaves)
         for item in self._traces.get(key, ()):
             if item.mode == mode and item.traced.holds(leaves):
                 return item
@@ -382,21 +394,19 @@ class FusedFunction(Replayer, Generic[P, R]):
     def _add_trace(self, key: Key, leaves: tuple[Any, ...] | None) -> Entry:
         names = [item.name for item in self._parameters]
         traced = trace(self.function, self._call_by_position, key, leaves, names)
-        mode = _mode(leaves or ())
+        mode = mode_of(leaves or ())
         has_parameters = any(map(requires_grad, _find_held(traced.graph_module)))
         differentiable = DifferentiableFusion if mode.is_differentiated or has_parameters else None
         if differentiable is None and leaves is not None:
             for node, leaf in zip(traced.graph_module.graph.find_nodes(op="placeholder"), leaves, strict=True):
                 if isinstance(leaf, torch.Tensor) and not unusual_kind(leaf):
                     node.meta["first"] = describe(leaf)
+        can_be_sized = mode.reduces and not mode.is_differentiated and bool(leaves) and NUMBER not in key
+        nodes = _copy(traced.graph_module) if can_be_sized else None
         FusionPass(reduces=mode.reduces, differentiable=differentiable, device_type=mode.device_type)(
             traced.graph_module
         )
-        whole = find_whole_fusion(traced.graph_module)
-        run = as_function(traced.graph_module.graph, _find_called)
-        entry = Entry(traced, whole, self._launcher_of(traced, whole, key), run, mode)
-        if self._own is None and entry.launcher is self:
-            self._own = entry
+        entry = self._finish_entry(traced, key, mode, nodes)
         before = self._traces.pop(key, ())
         current = [item for item in before if item.traced.guards.holds()]
         stale = [item for item in before if item not in current]
@@ -405,13 +415,38 @@ class FusedFunction(Replayer, Generic[P, R]):
             del self._traces[next(iter(self._traces))]
         return entry
 
-    def _launcher_of(self, traced: Traced, whole: WholeFusion | None, key: Key) -> Replayer:
+    def _finish_entry(self, traced: Traced, key: Key, mode: Mode, nodes: fx.GraphModule | None) -> Entry:
+        whole = find_whole_fusion(traced.graph_module)
+        run = as_function(traced.graph_module.graph, _find_called)
+        if whole is not None or nodes is None or not arranges(traced.graph_module):
+            return self._owned(Entry(traced, whole, self._launcher_of(traced, whole, key), run, mode))
+
+        def finish(
+            module: fx.GraphModule, default_dtype: torch.dtype | None, holds: Callable[[], bool] | None
+        ) -> Entry:
+            made = replace(traced, graph_module=module)
+            own = as_function(module.graph, _find_called)
+            whole = find_whole_fusion(module)
+            launcher = self._launcher_of(made, whole, key, partial(SizedReplayer, default_dtype))
+            now = own if holds is None else lambda *leaves: (own if holds() else run)(*leaves)
+            return self._owned(Entry(made, whole, launcher, now, mode, is_sized=True, default_dtype=default_dtype))
+
+        return Entry(traced, None, Replayer((), ()), run, mode, SizedGraphs(nodes, mode.device_type, finish))
+
+    def _owned(self, entry: Entry) -> Entry:
+        if self._own is None and entry.launcher is self:
+            self._own, self.learns_sizes = entry, not entry.is_sized
+        return entry
+
+    def _launcher_of(
+        self, traced: Traced, whole: WholeFusion | None, key: Key, make: Callable[..., Replayer] = Replayer
+    ) -> Replayer:
         inputs = traced.graph_module.graph.find_nodes(op="placeholder")
         defaults, order = ((), tuple(range(len(inputs)))) if whole is None else (whole.constants, whole.order)
         is_seen = traced.facts is None or traced.facts.is_of_tensors
         if self._own is not None or not is_seen or (whole is not None and not whole.reads_all):
-            return Replayer((), defaults, order)
-        return self._launch_own(key, defaults, order) or Replayer((), defaults, order)
+            return make((), defaults, order)
+        return self._launch_own(key, defaults, order) or make((), defaults, order)
 
     def _launch_own(self, key: Key, defaults: tuple[Any, ...], order: tuple[int, ...]) -> Replayer | None:
         # This object is called in C with the arguments as they are: all must be compared there.
@@ -485,16 +520,9 @@ def _find_held(module: fx.GraphModule) -> Iterator[Any]:
             yield from held.parameters() if isinstance(held, torch.nn.Module) else (held,)
 
 
-def _mode(leaves: tuple[Any, ...]) -> Mode:
-    needs_grad, is_cuda = False, False
-    for x in leaves:
-        if isinstance(x, torch.Tensor):
-            needs_grad |= x.requires_grad
-            is_cuda |= x.is_cuda or (x.is_meta and torch.cuda.is_available())
-    needs_grad &= torch.is_grad_enabled()
-    # torch.func's transforms differentiate, and autocast converts, what torch's reductions are made of.
-    stays = torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu") or (needs_grad and is_transformed())
-    return Mode(config.numerics, not stays, needs_grad and not stays, "cuda" if is_cuda else "cpu")
+def _copy(module: fx.GraphModule) -> fx.GraphModule:
+    # Which nothing changes any more; its code is written when it is called.
+    return _LazyGraphModule(module, copy.deepcopy(module.graph))
 
 
 def _describe_no_function(item: Any) -> str:

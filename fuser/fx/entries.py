@@ -1,0 +1,85 @@
+"""What ``fuser.fuse`` keeps of a function: a trace with fusion nodes, for which calls it is, and who replays those."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from fuser.config import config
+from fuser.fx.sized import SizedGraphs
+from fuser.fx.tracer import Traced
+from fuser.fx.whole import WholeFusion
+from fuser.launcher import Replayer
+from fuser.record import Recorded, Scalars
+from fuser.route import is_transformed
+
+__all__ = ["Entry", "Mode", "SizedReplayer", "mode_of", "of_its_size"]
+
+
+class Mode(NamedTuple):
+    """What of a call decides, beside its arguments' kinds, which nodes of its trace are fused and how."""
+
+    numerics: str
+    # Whether torch's reductions join groups, and whether autograd differentiates those.
+    reduces: bool
+    is_differentiated: bool
+    # A meta tensor stands for one on the GPU, if there is one.
+    device_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A trace with fusion nodes."""
+
+    traced: Traced
+    # The one fusion node it is, if it is one.
+    whole: WholeFusion | None
+    # Replays calls of it; the fused function itself where it can look at all that the trace relies on.
+    launcher: Replayer
+    # The graph as a function of tensors and numbers.
+    run: Callable[..., Any]
+    # What its groups may hold depends on it.
+    mode: Mode
+    # For calls of known sizes, where those let more of it fuse.
+    sized: SizedGraphs[Entry] | None = None
+    # Whether it is such an entry, and the default dtype that it is for.
+    is_sized: bool = False
+    default_dtype: torch.dtype | None = None
+
+
+class SizedReplayer(Replayer):
+    """Replays calls of the very sizes of those that were recorded."""
+
+    learns_sizes = False
+
+    def __init__(self, default_dtype: torch.dtype | None, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._default_dtype = default_dtype
+
+    def add(self, tensors: tuple[Any, ...], scalars: Scalars | None, out: Any, recorded: Recorded) -> bool:
+        """See Launcher."""
+        return super().add(tensors, scalars, out, of_its_size(recorded, self._default_dtype))
+
+
+def of_its_size(recorded: Recorded, default_dtype: torch.dtype | None = None) -> Recorded:
+    """Return a record of calls of its own sizes, and under that default dtype."""
+    find, check = torch.get_default_dtype, recorded.check
+    if default_dtype is not None:
+        recorded = recorded._replace(check=lambda *tensors: find() is default_dtype and check(*tensors))
+    return recorded._replace(flat=(), resize=None)
+
+
+def mode_of(leaves: tuple[Any, ...]) -> Mode:
+    """Return the mode of a call with these tensors and numbers."""
+    needs_grad, is_cuda = False, False
+    for x in leaves:
+        if isinstance(x, torch.Tensor):
+            needs_grad |= x.requires_grad
+            is_cuda |= x.is_cuda or (x.is_meta and torch.cuda.is_available())
+    needs_grad &= torch.is_grad_enabled()
+    # torch.func's transforms differentiate, and autocast converts, what torch's reductions are made of.
+    stays = torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu") or (needs_grad and is_transformed())
+    return Mode(config.numerics, not stays, needs_grad and not stays, "cuda" if is_cuda else "cpu")

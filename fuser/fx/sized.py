@@ -1,0 +1,253 @@
+"""A traced function in ATen's ops, for calls of known sizes: there arrangements join groups.
+
+A trace of torch's functions holds for all sizes, and where elements of ``cat(...)`` lie depends on them. So a function
+that arranges is traced once more, for the sizes of a call: ops that torch composes of others are taken apart, and what
+is put together is computed where it lies.
+"""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import NoneType
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import fx
+
+from fuser.fx.call_kinds import key_of
+from fuser.fx.effects import calls_torch_alone
+from fuser.fx.fusion_node import FusionModule
+from fuser.fx.idle_copies import drop_idle_copies
+from fuser.fx.idle_views import drop_idle_views
+from fuser.fx.nodes import is_static
+from fuser.fx.passes import FusionPass
+from fuser.fx.taking_turns import Turn, taking_turns
+from fuser.launcher import make_check
+from fuser.process import is_of_current_handler
+from fuser.route import Route, find_route, is_transformed, requires_grad
+from fuser.warming.follow import alone, current, keeping_nothing, stand_in
+
+__all__ = ["SizedGraph", "SizedGraphs", "arranges"]
+
+T = TypeVar("T")
+
+# How many graphs are traced for a function: what comes later goes by the one for all sizes, as all calls do of a
+# function that is so long that tracing it anew would be felt.
+MAX_GRAPHS, MAX_NODES = 16, 512
+# Of these no part is fused, nor of what torch makes them of.
+_OPAQUE = frozenset(
+    "matmul mm bmm mv dot addmm addbmm baddbmm einsum linear bilinear tensordot inner outer conv1d conv2d conv3d "
+    "conv_transpose1d conv_transpose2d conv_transpose3d scaled_dot_product_attention dim size shape stride getattr "
+    "numel sort argsort topk".split()
+)
+# What a tensor's memory is asked for.
+_OF_MEMORY = frozenset("storage_offset data_ptr storage untyped_storage _version is_set_to resize_ set_".split())
+
+
+@dataclass(frozen=True, slots=True)
+class SizedGraph(Generic[T]):
+    """A function's graph for one kind of call."""
+
+    # With fusion nodes, called with the function's tensors; and what was made of it.
+    graph_module: fx.GraphModule
+    made: T
+
+
+def arranges(module: fx.GraphModule) -> bool:
+    """Whether a graph with fusion nodes has something left that may join them where sizes are known."""
+    nodes = [node for node in module.graph.nodes if node.op in {"call_function", "call_method", "call_module"}]
+    left = [node for node in nodes if not _is_fusion(module, node)]
+    is_known = len(nodes) <= MAX_NODES and all(map(calls_torch_alone, left))
+    return is_known and not any(_name(node) in _OF_MEMORY for node in left) and any(map(_may_join, left))
+
+
+def _may_join(node: fx.Node) -> bool:
+    if node.target is operator.getitem and isinstance(node.args[1], int):
+        # One of several results, or a view.
+        return False
+    # Tuples of torch's kinds are types.
+    return not isinstance(node.target, type) and _name(node) not in _OPAQUE
+
+
+def _name(node: fx.Node) -> str:
+    return str(getattr(node.target, "__name__", node.target))
+
+
+def _is_fusion(module: fx.GraphModule, node: fx.Node) -> bool:
+    return node.op == "call_module" and isinstance(module.get_submodule(str(node.target)), FusionModule)
+
+
+class SizedGraphs(Generic[T]):
+    """The graphs of one function for calls of known sizes.
+
+    Args:
+        nodes: the function's trace, without fusion nodes; its arguments are tensors.
+        device_type: as in FusionPass.
+        finish: makes of a graph, with fusion nodes, what is called; takes also torch's default dtype, if what the graph
+            makes depends on it, and what says whether the tensors that the function holds are as they were.
+    """
+
+    def __init__(self, nodes: fx.GraphModule, device_type: str, finish: Callable[..., T]) -> None:
+        self.nodes = nodes
+        self.device_type = device_type
+        self.finish = finish
+        self._graphs: dict[tuple[Any, ...], SizedGraph[T]] = {}
+        # How many may still be made.
+        self._left = MAX_GRAPHS
+        held = dict.fromkeys(str(node.target) for node in nodes.graph.find_nodes(op="get_attr"))
+        self._held = {name: operator.attrgetter(name)(nodes) for name in held}
+
+    def find(self, leaves: Sequence[Any]) -> SizedGraph[T] | None:
+        """Return the graph for a call, which is made if there is none; None where the one for all sizes serves."""
+        if current() is not None:
+            return self._follow(leaves)
+        if not (self._graphs or self._left):
+            return None
+        given = [*leaves, *self._held.values()]
+        if not _is_plain(given):
+            return None
+        key = key_of(given)
+        found = self._graphs.get(key)
+        if found is None and self._left:
+            with taking_turns():
+                found = self._graphs.get(key) or self._add(key, given)
+        return found
+
+    def latest(self) -> SizedGraph[T] | None:
+        """Return the graph that was made last."""
+        return next(reversed(self._graphs.values()), None)
+
+    def _follow(self, leaves: Sequence[Any]) -> SizedGraph[T] | None:
+        if not all(isinstance(item, torch.Tensor) and is_static(item) for item in leaves):
+            # Calls of a range of sizes, which are to find all that they need.
+            self._left = 0
+            return None
+        with alone():
+            return self.find([*map(stand_in, leaves)])
+
+    def _add(self, key: tuple[Any, ...], given: Sequence[torch.Tensor]) -> SizedGraph[T] | None:
+        self._left = max(self._left - 1, 0)
+        try:
+            made = self._trace(given)
+        except Exception as error:  # Whatever the reason, the graph for all sizes serves, and says what is wrong.
+            if is_of_current_handler(error):
+                raise
+            return None
+        if made is None:
+            # Nor for other sizes.
+            self._left = 0
+        else:
+            self._graphs[key] = made
+        return made
+
+    def _trace(self, given: Sequence[torch.Tensor]) -> SizedGraph[T] | None:
+        from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415 - brings sympy
+
+        # As if they were nobody's views.
+        mode = FakeTensorMode()
+        plain = [item.detach().as_strided(item.shape, item.stride(), 0).data for item in given]
+        traced = _trace_plainly(_lift(self.nodes, [*self._held]), mode, [*map(mode.from_tensor, plain)])
+        if traced is None:
+            return None
+        drop_idle_copies(traced.graph)
+        module = _reading(traced, self.nodes, self._held)
+        default = torch.get_default_dtype() if any(map(_is_of_default_dtype, module.graph.nodes)) else None
+        FusionPass(device_type=self.device_type)(module)
+        drop_idle_views(module.graph)
+        held = [*self._held.values()]
+        check = make_check(held, compares_sizes=True) if held else None
+        holds = None if check is None else lambda: check(*held)
+        return SizedGraph(module, self.finish(module, default, holds))
+
+
+def _is_plain(tensors: Sequence[Any]) -> bool:
+    # Whether kernels serve a call of these as they are, and nobody differentiates.
+    if not all(isinstance(item, torch.Tensor) for item in tensors) or is_transformed():
+        return False
+    if torch.is_grad_enabled() and any(map(requires_grad, tensors)):
+        return False
+    routed = find_route(tensors)
+    return routed.route is Route.KERNEL and all(map(operator.is_, routed.inputs, tensors))
+
+
+def _trace_plainly(function: fx.GraphModule, mode: Any, fakes: Sequence[Any]) -> fx.GraphModule | None:
+    # None where calls do more than to compute tensors: they are to warn of what the trace warns of, to write, and to
+    # return what autograd goes on from.
+    from torch._dispatch.python import enable_python_dispatcher  # noqa: PLC0415 - brings sympy
+    from torch._subclasses.functional_tensor import (  # noqa: PLC0415
+        FunctionalTensor,
+        FunctionalTensorMode,
+        dispatch_functionalize,
+    )
+    from torch.fx.experimental.proxy_tensor import make_fx  # noqa: PLC0415 - as above
+
+    does_more = False
+    is_written: Callable[[Any], bool] = torch._functionalize_has_data_mutation  # type: ignore[attr-defined]
+
+    def look(*tensors: Any) -> Any:
+        nonlocal does_more
+        made = function(*tensors)
+        does_more |= not _is_of_tensors(made)
+        does_more |= any(is_written(item.elem) for item in tensors if isinstance(item, FunctionalTensor))
+        return made
+
+    needs_grad = torch.is_grad_enabled()
+    with Turn(), warnings.catch_warnings(record=True) as said, torch.inference_mode(mode=False):
+        warnings.simplefilter("always")
+        with torch.set_grad_enabled(needs_grad), keeping_nothing(), mode, enable_python_dispatcher():
+            traced = make_fx(look)(*fakes)
+            if any(map(_writes, traced.graph.nodes)):
+                # To what it made itself, unless it writes to arguments.
+                traced = make_fx(dispatch_functionalize(look, FunctionalTensorMode()))(*fakes)
+    return None if said or does_more or any(map(_writes, traced.graph.nodes)) else traced
+
+
+def _is_of_tensors(made: Any) -> bool:
+    # Whether that is what a function returns, in containers of Python's own, where autograd has no part in it.
+    if type(made) in (list, tuple, dict):
+        return all(map(_is_of_tensors, made.values() if isinstance(made, dict) else made))
+    return not made.requires_grad if isinstance(made, torch.Tensor) else isinstance(made, NoneType | bool | int | float)
+
+
+def _writes(node: fx.Node) -> bool:
+    # The schema of older norms does not say so.
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and (schema.is_mutable or schema.name.endswith("batch_norm"))
+
+
+def _lift(nodes: fx.GraphModule, names: Sequence[str]) -> fx.GraphModule:
+    # With what it reads as its last arguments.
+    graph, copies = fx.Graph(), {}
+    for node in nodes.graph.find_nodes(op="placeholder"):
+        copies[node] = graph.node_copy(node)
+    lifted = {name: graph.placeholder(f"held_{slot}") for slot, name in enumerate(names)}
+    copies |= {node: lifted[str(node.target)] for node in nodes.graph.find_nodes(op="get_attr")}
+    graph.output(graph.graph_copy(nodes.graph, copies))
+    return fx.GraphModule(nodes, graph)
+
+
+def _reading(traced: fx.GraphModule, nodes: fx.GraphModule, held: Mapping[str, Any]) -> fx.GraphModule:
+    # The reverse, with the function's own arguments.
+    graph, copies = fx.Graph(), {}
+    arguments = [graph.node_copy(node) for node in nodes.graph.find_nodes(op="placeholder")]
+    arguments += [graph.get_attr(name) for name in held]
+    for node, argument in zip(traced.graph.find_nodes(op="placeholder"), arguments, strict=True):
+        copies[node] = argument
+        argument.meta["val"] = node.meta["val"]
+    made = {str(node.target): getattr(traced, str(node.target)) for node in traced.graph.find_nodes(op="get_attr")}
+    graph.output(graph.graph_copy(traced.graph, copies))
+    return fx.GraphModule({**held, **made}, graph)
+
+
+def _is_of_default_dtype(node: fx.Node) -> bool:
+    # Whether floats come of no floats.
+    made, given = ([item.meta.get("val") for item in items] for items in ((node,), node.all_input_nodes))
+    return node.op == "call_function" and any(map(_is_continuous, made)) and not any(map(_is_continuous, given))
+
+
+def _is_continuous(value: Any) -> bool:
+    items = value if isinstance(value, list | tuple) else (value,)
+    return any(isinstance(item, torch.Tensor) and (item.is_floating_point() or item.is_complex()) for item in items)

@@ -1,0 +1,139 @@
+"""fuser.fuse where sizes are known: arrangements join groups, and calls of other sizes get what is theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name everybody uses
+from torch import Tensor, nn
+
+import fuser
+from fuser import config
+from fuser.fx import sized
+
+pytestmark = pytest.mark.cpu
+
+FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "cat": lambda x, y: torch.cat([x * 2, y + 1], 1),
+    "rope": lambda x, y: x * y + torch.cat([-x[:, 2:], x[:, :2]], -1) * (y + 1),
+    "stack": lambda x, y: torch.stack([x - y, y - 0.5], -1),
+    "pad": lambda x, y: F.pad(x + y, (1, 2)),
+    "halves": lambda x, y: torch.relu(x.chunk(2, 1)[0]) * y[:, 1::2],
+    "in place": lambda x, y: x.clone().mul_(2).add_(y),
+    "part": lambda x, y: _with_row(x * 3, y),
+    "dict": lambda x, y: {"sum": [x + y], "both": (torch.cat([x, y]) * 2, x), "n": 3},
+}
+# Two bytes to a kernel of its own, or none.
+SHAPES = ((3, 4), (5, 4), (2, 6), (1, 8), (7, 2), (3, 4))
+
+
+def _with_row(x: Tensor, y: Tensor) -> Tensor:
+    x[0] = y[0]
+    return x
+
+
+def check(made: Any, wanted: Any) -> None:
+    """Compare values, dtypes, strides and containers."""
+    (mine, kind), (eagers, own) = map(torch.utils._pytree.tree_flatten, (made, wanted))
+    assert kind == own
+    for item, eager in zip(mine, eagers, strict=True):
+        if isinstance(eager, Tensor):
+            assert torch.equal(item, eager)
+            assert (item.dtype, item.stride(), item.requires_grad) == (eager.dtype, eager.stride(), eager.requires_grad)
+        else:
+            assert item == eager
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_what_is_put_together_is_computed_where_it_lies(name: str) -> None:
+    function = FUNCTIONS[name]
+    fused = fuser.fuse(function)
+    for shape in SHAPES:
+        x, y = torch.randn(shape), torch.randn(shape)
+        before = x.clone()
+        for _ in range(3):
+            check(fused(x, y), function(x, y))
+        assert torch.equal(x, before)
+    fuser.reset_stats()
+    fused(x, y)
+    # What pads is written before and behind what is padded.
+    assert fuser.stats()["launches"] == {"dict": 2, "pad": 3, "part": 2}.get(name, 1)
+    assert not fuser.stats()["fallbacks"]
+    if name not in {"dict", "halves"}:
+        assert "not fused" not in str(fuser.explain(fused, x, y))
+        assert len(fused.groups) == 1
+
+
+def test_many_sizes_share_the_graph_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced: list[Any] = []
+    trace = sized.SizedGraphs._trace
+    monkeypatch.setattr(sized.SizedGraphs, "_trace", lambda *args: traced.append(args) or trace(*args))
+    function = FUNCTIONS["cat"]
+    fused = fuser.fuse(function)
+    for rows in (*range(1, sized.MAX_GRAPHS + 4), 1, 2, sized.MAX_GRAPHS + 3):
+        x = torch.randn(rows, 4)
+        check(fused(x, x), function(x, x))
+    assert len(traced) == sized.MAX_GRAPHS
+
+
+def test_who_writes_differentiates_or_maps_gets_the_graph_for_all() -> None:
+    def write(x: Tensor, y: Tensor) -> Tensor:
+        x.add_(1)
+        return torch.cat([x, y]) * 2
+
+    fused = fuser.fuse(write)
+    for _ in range(2):
+        x, y = torch.zeros(2, 3), torch.ones(2, 3)
+        check(fused(x, y), torch.cat([torch.ones(2, 3), y]) * 2)
+        assert torch.equal(x, torch.ones(2, 3))
+    function = FUNCTIONS["rope"]
+    fused = fuser.fuse(function)
+    x, y = torch.randn(3, 4, requires_grad=True), torch.randn(3, 4)
+    with torch.no_grad():
+        check(fused(x, y), function(x, y))
+    for run in (fused, fused):
+        mine, eagers = (torch.autograd.grad(call(x, y).sum(), x)[0] for call in (run, function))
+        assert torch.equal(mine, eagers)
+    check(torch.vmap(fused)(x.detach()[None], y[None]), function(x.detach(), y)[None])
+    with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
+        fuser.fuse(FUNCTIONS["cat"])(torch.ones(2, 3), torch.ones(4, 3))
+
+
+def test_what_a_graph_relies_on_besides_sizes_is_looked_at_in_each_call() -> None:
+    layer = nn.Linear(4, 4).requires_grad_(requires_grad=False)
+    function: Any = lambda x: torch.cat([x + layer.bias, x * 2], 1)  # noqa: E731 - of a layer
+    fused = fuser.fuse(function)
+    x = torch.randn(3, 4)
+    for change in (layer.double, layer.bfloat16, layer.float, lambda: layer.bias.data.fill_(2)):
+        for _ in range(3):
+            check(fused(x), function(x))
+        change()
+        check(fused(x), function(x))
+    function = lambda x: torch.cat([torch.ones(2), x * 0.5])  # noqa: E731 - of the default dtype
+    fused, whole = fuser.fuse(function), torch.arange(5)
+    for dtype in (torch.float32, torch.float64, torch.float32):
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
+            for _ in range(2):
+                check(fused(whole), function(whole))
+        finally:
+            torch.set_default_dtype(before)
+
+
+def test_warm_ups_hold_for_calls_of_their_sizes_and_of_others() -> None:
+    function = FUNCTIONS["rope"]
+    fused = fuser.fuse(function)
+    fused.warmup(torch.empty(3, 16), torch.empty(3, 16))
+    again = fuser.fuse(function)
+    again.warmup(
+        *[torch.empty(5, 16)] * 2, dynamic_shapes={"x": {0: (rows := fuser.Dim("rows", 2, 64))}, "y": {0: rows}}
+    )
+    with config.patch(no_compile=True):
+        for run, rows in ((fused, 3), (fused, 9), (again, 5), (again, 33), (fuser.fuse(function), 7)):
+            x, y = torch.randn(rows, 16), torch.randn(rows, 16)
+            for _ in range(2):
+                check(run(x, y), function(x, y))
