@@ -16,12 +16,12 @@ ANY_ORDER = frozenset(("any", "pick", "powers"))
 # Those that fast numerics may have, too: of what takes fewer walks then, or rows that begin anywhere.
 _SOFTMAX_ORDERS = tuple(f"{op}{form}" for op in ("softmax", "log_softmax") for form in ("", "_backward", "_cast"))
 _NORM_ORDERS = ("batch_norm", "batch_norm_planes", "batch_norm_sums", "group_norm_sums", "group_norm_batch")
-FAST_ORDERS = frozenset((*_NORM_ORDERS, *_SOFTMAX_ORDERS))
+FAST_ORDERS = frozenset((*_NORM_ORDERS, *_SOFTMAX_ORDERS, "sum", "norm", "welford"))
 # By type of device, the orders that kernels keep, for some shapes at least.
 KEPT_ORDERS: dict[str, frozenset[str]] = {
     "cuda": frozenset(
         (
-            *ANY_ORDER, "sum", "norm", "welford", "layer_norm", "rms_norm", "layer_norm_dx", "rms_norm_dx",
+            *ANY_ORDER, "layer_norm", "rms_norm", "layer_norm_dx", "rms_norm_dx",
             *FAST_ORDERS, "gamma_beta", "batch_norm_plane_sums", "group_norm", "nll_loss", "scan",
         )
     ),

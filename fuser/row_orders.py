@@ -45,6 +45,9 @@ VECTOR_BYTES = 16
 HALF_VECTOR_BYTES = 8
 # Rows of so many elements fill a GPU's processor.
 LONG_ROW = 1 << 15
+# Rows of an odd length that fast numerics add up in torch's order: of more elements, and of so many bytes at most.
+# Measured on an H100.
+SHORT_ODD, ODD_BYTES = 128, 4096
 # Of columns on the CPU: those that fit in one vector, and those of which there are many, both long; wide elements.
 FEW_COLUMNS_BYTES, MANY_COLUMNS_BYTES, MANY_ELEMENTS, WIDE_BYTES = 32, 2048, 1 << 15, 4
 
@@ -258,6 +261,11 @@ def _suits_tree(name: str, order: RowOrder, desc: TensorDesc, dims: tuple[int, .
         # Rows that begin between vectors are put together from them; ATen's threads have an element each.
         is_longer = "backward" in name and ODD_ROW < layout.length < LONG_ROW
         return is_longer or order.is_across or layout.length * size % HALF_VECTOR_BYTES == 0
+    if name in {"sum", "norm", "welford"}:
+        # A tree's neighbours lie in one thread, or lanes are asked for them: of rows that begin anywhere ATen's threads
+        # have every so many elements.
+        is_odd = layout.length % 2 == 1 and SHORT_ODD < layout.length <= ODD_BYTES // size
+        return device.type != "cuda" or not layout.is_along or not is_odd
     if name != "batch_norm_planes":
         return False
     # A thread adds one element after another there, in one walk. Several walks are faster where a row stays near, and
