@@ -61,12 +61,14 @@ def side_by_side(kernels: Sequence[Kernel]) -> list[tuple[int, Tuning]]:
 
 
 def _unroll(columns: Kernel) -> int:
-    # Each of torch's threads has so many of its elements in flight: whole vectors of its schedule.
+    # Each of torch's threads has so many of its elements in flight: whole vectors of its schedule, and one at least for
+    # each of its accumulators, to which they go in turn.
     rows, unroll = columns.args.rows, columns.args.tuning.unroll
     assert rows is not None, "it goes along with another one"
     assert rows.order is not None, "it keeps torch's"
-    each = columns.row_bytes * rows.order.schedule.y * rows.order.schedule.blocks
-    while unroll % (2 * rows.order.schedule.vector) == 0 and unroll // 2 * each >= IN_FLIGHT_BYTES:
+    schedule = rows.order.schedule
+    each = columns.row_bytes * schedule.y * schedule.blocks
+    while unroll % (2 * max(schedule.vector, schedule.accumulators)) == 0 and unroll // 2 * each >= IN_FLIGHT_BYTES:
         unroll //= 2
     return unroll
 

@@ -23,7 +23,7 @@ from fuser.geometry import Launch, launch_shape
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.kernel_spec import ArgSpec
 from fuser.layout import IterationSpace
-from fuser.ops import composite_function
+from fuser.ops import OPS, composite_function, reduction_function
 from fuser.planner import make_plan, plan_texts
 from fuser.prelude import load_blocks
 from fuser.tensor_desc import describe
@@ -91,6 +91,37 @@ def test_wide_rows_are_read_ahead_by_less() -> None:
     columns = columns._replace(tuning=columns.tuning._replace(unroll=32))
     found = [abreast._unroll(Kernel(columns, (), (), row_bytes)) for row_bytes in (1 << 10, 1 << 13, 1 << 14, 1 << 16)]
     assert found == [32, 16, 8, 8]
+
+
+def both_sums() -> FusionGroup:
+    """Return the sums of squares of each row and of each column."""
+    builder = GroupBuilder()
+    x = builder.add_input("x")
+    (squares,) = builder.apply(OPS["mul"].function, [x, x])
+    sums = [builder.apply(reduction_function("sum", (dim,)), [squares])[0] for dim in (1, 0)]
+    return builder.build(sums)
+
+
+def test_each_accumulator_of_a_thread_has_its_elements() -> None:
+    """Of rows so wide that few elements of each thread are in flight, too."""
+    for rows, length in ((8192, 2048), (65536, 256), (1024, 1 << 16)):
+        args = [args for _, args in plan_texts(register(both_sums()), [torch.empty(rows, length, device="meta")], CUDA)]
+        (columns,) = (item for item in args if item.rows.is_across)
+        assert columns.tuning.leads
+        assert columns.rows.order.schedule.accumulators == 4
+        assert columns.tuning.unroll % 4 == 0
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_sums_of_rows_and_columns_have_torchs_bits(dtype: torch.dtype) -> None:
+    def both(x: Tensor) -> tuple[Tensor, Tensor]:
+        return (x * x).sum(-1), (x * x).sum(0)
+
+    fused = fuser.fuse(both)
+    for shape in ((8192, 2048), (65536, 256), (1000, 3000), (300, 70000), (4096, 4096)):
+        x = torch.randn(shape, device="cuda").to(dtype)
+        assert all(map(torch.equal, fused(x), both(x))), shape
 
 
 @pytest.mark.cpu
