@@ -22,6 +22,7 @@ from benchmarks.partition import GRAPHS
 from fuser.fx import fuse_graph, nodes, partition
 from fuser.kernel_spec import MAX_INPUTS, MAX_OUTPUTS
 from fuser.ops import bind_for
+from fuser.tensor_desc import describe
 
 COPY = "template <typename T> T {name}(T x) {{ return x; }}"
 PAIR = "template <typename T> void pair(T x, T& a, T& b) { a = x; b = -x; }"
@@ -471,3 +472,22 @@ def test_a_quick_run_of_the_benchmark_writes_json(tmp_path: Path, monkeypatch: p
     for record in document["records"]:
         assert record["nodes"] > 0
         assert 0 < record["cpu_s"] == round(min(record["samples_s"]["cpu_s"]), 4)
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype", "gains"),
+    [
+        ("sum", torch.bfloat16, True), ("sum", torch.float32, False), ("amin", torch.half, True),
+        ("sum", torch.bool, True), ("any", torch.bool, True), ("any", torch.uint8, False), ("amax", torch.int8, True),
+        ("sum", torch.int32, True), ("sum", torch.int64, False), ("count_nonzero", torch.int64, True),
+    ],
+)  # fmt: skip
+def test_lone_reductions_join_where_a_gpu_is_faster_with_them(op: str, dtype: torch.dtype, *, gains: bool) -> None:
+    for shape, is_large in (((4096, 4096), True), ((64, 64), False)):
+        graph = fx.Graph()
+        x = graph.placeholder("x")
+        desc = describe(torch.empty(shape, dtype=dtype, device="meta"))
+        x.meta["first"] = desc._replace(device=torch.device("cuda"))
+        graph.output(graph.call_function(getattr(torch, op), (x, -1)))
+        fx.GraphModule(torch.nn.Module(), graph)
+        assert len(partition.partition(graph, device_type="cuda")) == (gains and is_large)

@@ -61,8 +61,9 @@ def _takes_short_rows(node: fx.Node, call: OpCall) -> bool:
 
 
 def _is_slow(call: OpCall) -> bool:
-    # Short rows keep few of torch's threads busy. So do few columns, which fuser reduces faster in an order of its own;
-    # in torch's order, too, where they are long: its threads wait for what they read.
+    # Short rows keep few of torch's threads busy, and so do rows of narrow elements, of which each adds up few at a
+    # time; whole numbers it widens one by one. Few columns fuser reduces faster in an order of its own; in torch's
+    # order, too, where they are long: its threads wait for what they read.
     read, reduction = call.tensors[0].meta, call.function.reduction
     # Where sizes may differ, those of the first call.
     value = read.get("val", read.get("first"))
@@ -72,11 +73,18 @@ def _is_slow(call: OpCall) -> bool:
     is_known = all(type(size) is int for size in (*value.shape, *strides))
     if value.device.type != "cuda" or not is_known or math.prod(value.shape) < LARGE:
         return False
+    op, dtype = call.function.op, value.dtype
+    assert dtype is not None, "it is a tensor's"
+    is_whole = not (dtype.is_floating_point or dtype.is_complex)
+    if op == "count_nonzero" or (is_whole and dtype.itemsize < 8 and op in {"sum", "prod"}):
+        return True
     dims = reduction.normalize_dims(len(value.shape))
     rows = math.prod(value.shape[dim] for dim in dims)
     kept = [dim for dim, size in enumerate(value.shape) if size > 1 and dim not in dims]
     if all(strides[dim] != 1 for dim in kept):
-        return rows <= SHORT and (rows <= SHORTEST or math.prod(value.shape) >= 4 * LARGE)
+        # Whether one of many bytes is not zero torch finds sooner.
+        is_narrow = dtype.itemsize <= 2 and not (is_whole and dtype is not torch.bool and op in {"any", "all"})
+        return is_narrow or (rows <= SHORT and (rows <= SHORTEST or math.prod(value.shape) >= 4 * LARGE))
     return find_numerics() == "fast" or (call.function.op == "sum" and rows >= MANY)
 
 
