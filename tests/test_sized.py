@@ -14,7 +14,7 @@ import fuser
 from fuser import config
 from fuser.fx import sized
 
-pytestmark = pytest.mark.cpu
+DEVICES = [pytest.param("cpu", marks=pytest.mark.cpu), pytest.param("cuda", marks=pytest.mark.cuda)]
 
 FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "cat": lambda x, y: torch.cat([x * 2, y + 1], 1),
@@ -47,12 +47,13 @@ def check(made: Any, wanted: Any) -> None:
             assert item == eager
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_what_is_put_together_is_computed_where_it_lies(name: str) -> None:
+def test_what_is_put_together_is_computed_where_it_lies(name: str, device: str) -> None:
     function = FUNCTIONS[name]
     fused = fuser.fuse(function)
     for shape in SHAPES:
-        x, y = torch.randn(shape), torch.randn(shape)
+        x, y = torch.randn(shape, device=device), torch.randn(shape, device=device)
         before = x.clone()
         for _ in range(3):
             check(fused(x, y), function(x, y))
@@ -67,6 +68,7 @@ def test_what_is_put_together_is_computed_where_it_lies(name: str) -> None:
         assert len(fused.groups) == 1
 
 
+@pytest.mark.cpu
 def test_many_sizes_share_the_graph_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     traced: list[Any] = []
     trace = sized.SizedGraphs._trace
@@ -79,6 +81,7 @@ def test_many_sizes_share_the_graph_for_all(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(traced) == sized.MAX_GRAPHS
 
 
+@pytest.mark.cpu
 def test_who_writes_differentiates_or_maps_gets_the_graph_for_all() -> None:
     def write(x: Tensor, y: Tensor) -> Tensor:
         x.add_(1)
@@ -102,6 +105,7 @@ def test_who_writes_differentiates_or_maps_gets_the_graph_for_all() -> None:
         fuser.fuse(FUNCTIONS["cat"])(torch.ones(2, 3), torch.ones(4, 3))
 
 
+@pytest.mark.cpu
 def test_what_a_graph_relies_on_besides_sizes_is_looked_at_in_each_call() -> None:
     layer = nn.Linear(4, 4).requires_grad_(requires_grad=False)
     function: Any = lambda x: torch.cat([x + layer.bias, x * 2], 1)  # noqa: E731 - of a layer
@@ -124,6 +128,7 @@ def test_what_a_graph_relies_on_besides_sizes_is_looked_at_in_each_call() -> Non
             torch.set_default_dtype(before)
 
 
+@pytest.mark.cpu
 def test_warm_ups_hold_for_calls_of_their_sizes_and_of_others() -> None:
     function = FUNCTIONS["rope"]
     fused = fuser.fuse(function)
