@@ -378,7 +378,7 @@ def test_sizes_that_change_are_symbols() -> None:
         for got, wanted in zip(gradients(step, inputs), gradients(step.function, inputs), strict=True):
             same(got, wanted)
         (fusion,) = [item for item in step.graph_module.children() if hasattr(item, "nodes")]
-        counts.append(len(fusion._joints))
+        counts.append(len(fusion._calls._joints))
     # As numbers; as symbols; one, of which torch broadcasts.
     assert counts == [1, 1, 2, 2, 3, 3]
     # What only happened to be equal is looked at.
@@ -400,7 +400,7 @@ def test_sizes_that_change_are_symbols_in_views_that_begin_elsewhere() -> None:
         for got, wanted in zip(gradients(fused, inputs), gradients(step, inputs), strict=True):
             same(got, wanted)
     assert not fuser.stats()["fallbacks"]
-    counts = [len(item._joints) for item in fused.graph_module.children() if hasattr(item, "nodes")]
+    counts = [len(item._calls._joints) for item in fused.graph_module.children() if hasattr(item, "nodes")]
     # As numbers; as symbols; of rows there may be one, of which torch broadcasts.
     assert counts
     assert max(counts) <= 3
@@ -429,7 +429,7 @@ def test_too_many_sizes_are_torchs_reductions(monkeypatch: pytest.MonkeyPatch) -
         ):
             same(got, wanted)
     (fusion,) = [item for item in step.graph_module.children() if hasattr(item, "nodes")]
-    assert len(fusion._joints) == 1
+    assert len(fusion._calls._joints) == 1
 
 
 @pytest.mark.cpu

@@ -19,7 +19,7 @@ import fuser
 from fuser.config import config
 from fuser.fx.expansions import drop_expansions
 from fuser.fx.fusion_node import FusionModule
-from fuser.fx.joint import DifferentiableFusion
+from fuser.fx.joint import DifferentiableFusion, JointCalls
 from fuser.fx.passes import fuse_graph
 
 ATEN = torch.ops.aten
@@ -92,7 +92,7 @@ def test_backward_passes_are_one_group(name: str, numerics: str, monkeypatch: py
         for one, other, truth in zip(got, wanted, gradients(function, torch.float64), strict=True):
             assert (one - truth).norm() <= (other - truth).norm()
     (node,) = [item for item in fused.graph_module.modules() if isinstance(item, DifferentiableFusion)]
-    (joint,) = node._joints
+    (joint,) = node._calls._joints
     for flat in (joint.forward, joint.backward):
         called = [value for value in flat.objects.values() if isinstance(value, torch._ops.OpOverload)]
         # Sums of columns become vectors.
@@ -146,8 +146,8 @@ def test_numbers_and_grad_mode_are_looked_at_in_each_call() -> None:
 def test_groups_between_other_ops_are_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     step = fuser.fuse(lambda x, y: torch.sort(torch.softmax(x * y, -1))[0] * y)
     asked: list[Any] = []
-    find = DifferentiableFusion._find_kind
-    monkeypatch.setattr(DifferentiableFusion, "_find_kind", lambda *args: asked.append(args) or find(*args))
+    find = JointCalls.find
+    monkeypatch.setattr(JointCalls, "find", lambda *args: asked.append(args) or find(*args))
     x, y = torch.rand(4, 8, requires_grad=True), torch.rand(4, 8)
     for is_known in (False, True, True):
         asked.clear()
@@ -299,7 +299,7 @@ def test_numbers_that_change_are_symbols(kind: str) -> None:
     assert min(seen) == max(seen) > 0
     assert not fuser.stats()["fallbacks"]
     (fusion,) = (item for item in fused.graph_module.modules() if isinstance(item, DifferentiableFusion))
-    assert len(fusion._joints) <= 4
+    assert len(fusion._calls._joints) <= 4
 
 
 @pytest.mark.cpu
@@ -324,7 +324,7 @@ def test_results_without_a_gradient_have_no_part_in_others() -> None:
             torch.testing.assert_close(item, wanted, rtol=0, atol=0, equal_nan=True)
     (fusion,) = (item for item in fused.graph_module.modules() if isinstance(item, DifferentiableFusion))
     # Of all, and after the first backward pass, of the first one alone.
-    assert [len(joint.taken) for joint in fusion._joints] == [3, 1]
+    assert [len(joint.taken) for joint in fusion._calls._joints] == [3, 1]
 
 
 @pytest.mark.cpu

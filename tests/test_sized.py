@@ -68,6 +68,55 @@ def test_what_is_put_together_is_computed_where_it_lies(name: str, device: str) 
         assert len(fused.groups) == 1
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_gradients_are_one_kernel_each_way(name: str, device: str) -> None:
+    function = FUNCTIONS[name]
+    fused = fuser.fuse(function)
+
+    def run(call: Callable[..., Any], x: Tensor, y: Tensor) -> list[Tensor]:
+        made = [item for item in torch.utils._pytree.tree_leaves(call(x, y)) if isinstance(item, Tensor)]
+        total = sum((item.square().sum() for item in made if item.requires_grad), torch.zeros((), device=device))
+        once = torch.autograd.grad(total, (x, y), create_graph=True)
+        again = torch.autograd.grad(sum((item.square().sum() for item in once), total * 0), (x, y))
+        return [*made, *once, *again]
+
+    for shape in SHAPES[:3]:
+        x, y = (torch.randn(shape, device=device, requires_grad=True) for _ in range(2))
+        for _ in range(2):
+            for mine, eagers in zip(run(fused, x, y), run(function, x, y), strict=True):
+                torch.testing.assert_close(mine, eagers, rtol=1e-5, atol=1e-5)
+    if name != "rope":
+        return
+    x, y = (torch.randn(3, 4, device=device, requires_grad=True) for _ in range(2))
+    upstream = torch.randn(3, 4, device=device)
+    for _ in range(2):
+        fuser.reset_stats()
+        (mine,) = torch.autograd.grad(fused(x, y.detach()), x, upstream)
+        assert fuser.stats()["launches"] == 2
+    eagers = torch.autograd.grad(function(x, y), (x, y), upstream)
+    assert torch.equal(mine, eagers[0])
+    # Where nobody asks for the gradient of x.
+    (mine,) = torch.autograd.grad(fused(x, y), y, upstream)
+    assert torch.equal(mine, eagers[1])
+    assert fused(x.detach(), y).requires_grad
+    assert not fused(x.detach(), y.detach()).requires_grad
+
+
+@pytest.mark.cpu
+def test_gradients_stay_each_nodes_where_a_function_is_more_than_its_results() -> None:
+    noisy = fuser.fuse(lambda x: F.dropout(torch.cat([x, x * 2]), 0.5))
+    seen = fuser.fuse(lambda x, y: (torch.cat([x, y]) * 2, x[0]))
+    x, y = torch.randn(4, 5, requires_grad=True), torch.randn(4, 5)
+    for _ in range(2):
+        torch.manual_seed(0)
+        made = noisy(x)
+        (first,) = torch.autograd.grad(made.sum(), x, create_graph=True)
+        torch.manual_seed(0)
+        assert torch.equal(first, torch.autograd.grad(F.dropout(torch.cat([x, x * 2]), 0.5).sum(), x)[0])
+        assert seen(x, y)[1]._base is x
+
+
 @pytest.mark.cpu
 def test_many_sizes_share_the_graph_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     traced: list[Any] = []

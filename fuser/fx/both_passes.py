@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -68,6 +69,8 @@ def trace_joint(
     before: Sequence[tuple[Any, ...]],
     numbers: Sequence[int] = (),
     taken: Sequence[int] | None = None,
+    *,
+    is_function: bool = False,
 ) -> Joint | None:
     """Trace both passes; None where torch cannot, or its graphs would rely on how gradients lie in memory.
 
@@ -78,6 +81,8 @@ def trace_joint(
         before: the keys of calls that are like it: sizes that differ from theirs are symbols.
         numbers: the slots of numbers that are symbols, all others being constants.
         taken: the outputs whose gradients are to come; None, or where none of them has any: all that do.
+        is_function: whether results that share memory with inputs or with each other are to do so: there is no trace of
+            such, nor of what warns.
     """
     from torch._dispatch.python import enable_python_dispatcher  # noqa: PLC0415 - as below
     from torch._functorch.aot_autograd import aot_module_simplified  # noqa: PLC0415 - takes a second
@@ -96,12 +101,14 @@ def trace_joint(
         module = bind_constants(nodes, inputs, varying)
         known = [[kinds[1 + slot] for kinds in before] for slot in varying]
         mode, fakes, find_guard = make_fakes([inputs[slot] for slot in varying], known)
-        with mode, enable_python_dispatcher(), packing_nothing():
+        with warnings.catch_warnings(record=is_function) as said, mode, enable_python_dispatcher(), packing_nothing():
             made = module(*fakes)
+        shared = _find_shared(made, fakes)
+        _check_function(does_more=is_function and bool(shared or said))
         continuous = tuple(slot for slot, item in enumerate(made) if item.requires_grad)
         taken = _choose(continuous, taken)
         _call_on_results(module, torch.detach, {*continuous} - {*taken})
-        _call_on_results(module, torch.clone, _find_shared(made, fakes))
+        _call_on_results(module, torch.clone, shared)
         forward = backward = None
         try:
             with Turn(), packing_nothing(), _floats_as_they_are() if numbers else nullcontext():
@@ -114,8 +121,8 @@ def trace_joint(
     except Exception as error:  # Whatever the reason, torch's ops one by one are right, and say what is wrong.
         if is_of_current_handler(error):
             raise
-        if numbers:
-            # Those as constants are next.
+        if numbers or is_function:
+            # Those as constants are next; a function has fusion nodes, each of which is differentiated.
             return None
         counters.count_fallback(f"{type(error).__name__} in torch's tracing of a backward pass")
         return None
@@ -123,6 +130,11 @@ def trace_joint(
     placeholders = nodes.graph.find_nodes(op="placeholder")
     read = tuple(slot for slot in varying if slot not in numbers and placeholders[slot] not in updated)
     return Joint(nodes, forward, backward, len(made), varying, continuous, taken, read, key, guard)
+
+
+def _check_function(*, does_more: bool) -> None:
+    if does_more:
+        raise UnsupportedError("a function that warns, or whose results share memory")
 
 
 def _choose(continuous: tuple[int, ...], taken: Sequence[int] | None) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fuser.config import config
+from fuser.fx.joint import JointFunction
 from fuser.fx.sized import SizedGraphs
 from fuser.fx.tracer import Traced
 from fuser.fx.whole import WholeFusion
@@ -47,6 +48,8 @@ class Entry:
     sized: SizedGraphs[Entry] | None = None
     # Whether it is such an entry, and the default dtype that it is for.
     is_sized: bool = False
+    # The same where autograd differentiates.
+    joint: JointFunction | None = None
     default_dtype: torch.dtype | None = None
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import map_arg
 from torch.utils.weak import TensorWeakRef
 
 from fuser.config import config
@@ -33,11 +34,103 @@ from fuser.sections import cut_by_device
 from fuser.tensor_desc import common_device, describe, value_layouts
 from fuser.warming.follow import alone, current, stand_in
 
-__all__ = ["DifferentiableFusion"]
+__all__ = ["DifferentiableFusion", "JointFunction"]
 
 # How many kinds of call (sizes, strides, values of numbers) of a fusion node are known, and how many graphs of its own
 # it has: tracing takes some 0.1 s, and for what comes later torch's reductions stay torch's (strict: all ops).
 MAX_CALLS, MAX_JOINTS = 1024, 16
+# How often torch may fail to trace a function.
+MAX_FAILURES = 2
+
+
+class JointCalls:
+    """Calls of a graph that autograd differentiates as torch does: by graphs of both passes for each kind of call.
+
+    Args:
+        nodes: the graph; returns a tuple of tensors.
+        varying: how many of its inputs each call brings: constants come last.
+        check: raises what is wrong with a call, which tracing would say much about.
+        is_function: whether the results are a function's, which says what they share memory with. If torch cannot trace
+            it, it has another way.
+    """
+
+    def __init__(
+        self, nodes: fx.GraphModule, varying: int, check: Callable[[Sequence[Any]], None], *, is_function: bool = False
+    ) -> None:
+        self.nodes = nodes
+        self._varying = varying
+        self._check = check
+        self._is_function = is_function
+        self._calls: Lru[_Kind] = Lru()
+        self._joints: list[Joint] = []
+        # The results that have gradients where not all have.
+        self._taken: tuple[int, ...] | None = None
+        # Whether torch traces it only with numbers as constants: it compares an exponent with others.
+        self._binds_numbers = False
+        self._failures = 0
+
+    def find(self, inputs: tuple[Any, ...]) -> _Kind | None:
+        """Return what a call goes by; None where the graph is not to be one function to autograd."""
+        if is_transformed():
+            # Neither torch.func's transforms nor tangents go through a function of autograd's that knows none.
+            return None
+        given = inputs[: self._varying]
+        routed = find_route(given)
+        if routed.route is not Route.AUTOGRAD or not all(map(operator.is_, routed.inputs, given)):
+            # Somebody traces, or maps.
+            return None
+        if current() is not None:
+            with alone():
+                followed = self.find(tuple(map(stand_in, inputs)))
+            # Asks of symbols what it relies on.
+            return followed if followed is None or followed.joint is None or followed.joint.fits(inputs) else None
+        key = key_of(given)
+        found = self._calls.get(key)
+        if found is None:
+            with taking_turns():
+                found = _Kind(self._joint_for(key, inputs))
+                self._calls.put(key, found, MAX_CALLS)
+        return found
+
+    def run(self, kind: _Kind, *inputs: Any) -> Sequence[torch.Tensor]:
+        """Return the results of a call of a kind that has a gradient."""
+        if kind.asked is not None:
+            with taking_turns():
+                key = key_of(inputs[: self._varying])
+                self._taken = kind.asked or self._taken
+                kind.joint, kind.asked = self._joint_for(key, inputs) or kind.joint, None
+        return _apply(kind, *inputs)
+
+    def record(self, launcher: Launcher, run: Callable[..., Any], inputs: Any, tensors: tuple[Any, ...]) -> None:
+        """Record that calls like this one are made by ``run``; as ``record_through``."""
+        # What is recorded knows no other values of numbers; constants have one. Parts of a group may be torch's, or on
+        # another device: whether the default dtype counts is not asked.
+        if all(isinstance(item, torch.Tensor) for item in inputs[: self._varying]):
+            default = torch.get_default_dtype()
+            record_through(launcher, run, inputs, tensors, None, any_size=False, default_dtype=default)
+
+    def _joint_for(self, key: tuple[Any, ...], inputs: tuple[Any, ...]) -> Joint | None:
+        taken = self._taken
+        alike = [joint for joint in self._joints if joint.is_like(key) and joint.takes(taken)]
+        joint = next((joint for joint in alike if joint.fits(inputs)), None)
+        may_try = not self._is_function or self._failures < MAX_FAILURES
+        if joint is None and len(self._joints) < MAX_JOINTS and may_try:
+            self._check(inputs)
+            # Sizes and numbers that were others before are symbols from now on.
+            before = [item.key for item in alike]
+            numbers = () if self._binds_numbers else find_changed_numbers(inputs[: self._varying], before)
+            trace = partial(trace_joint, is_function=self._is_function)
+            with warnings.catch_warnings():
+                if numbers:
+                    # AOTAutograd says which op it cannot differentiate by symbols.
+                    warnings.simplefilter("ignore")
+                joint = trace(self.nodes, key, inputs, before, numbers, taken)
+            if joint is None and numbers:
+                self._binds_numbers = True
+                joint = trace(self.nodes, key, inputs, before, taken=taken)
+            self._joints += [] if joint is None else [joint]
+            self._failures += joint is None
+        return joint
 
 
 class DifferentiableFusion(FusionModule):
@@ -52,17 +145,11 @@ class DifferentiableFusion(FusionModule):
     def __init__(self, group: FusionGroup, node_names: Sequence[str], nodes: fx.GraphModule) -> None:
         super().__init__(group, node_names)
         self.nodes = nodes
-        # Constants come last.
-        self._varying = sum(item.default is None for item in group.inputs)
         # For calls that have no graphs of their own.
         self._apart: fx.GraphModule | None = None
-        self._calls: Lru[_Kind] = Lru()
         self._launcher = Replayer((), ())
-        self._joints: list[Joint] = []
-        # The results that have gradients where not all have.
-        self._taken: tuple[int, ...] | None = None
-        # Whether torch traces it only with numbers as constants: it compares an exponent with others.
-        self._binds_numbers = False
+        varying = sum(item.default is None for item in group.inputs)
+        self._calls = JointCalls(nodes, varying, partial(_check_together, group))
 
     def call(self, inputs: Sequence[Any], launcher: Launcher, tensors: tuple[Any, ...]) -> Any:
         """Run the group for a call that is this and nothing else, and record it; arguments as in ``record_through``."""
@@ -78,15 +165,11 @@ class DifferentiableFusion(FusionModule):
         return self._call_anew(inputs, self._launcher, inputs) if replayed is None else replayed
 
     def _call_anew(self, inputs: tuple[Any, ...], launcher: Launcher, tensors: tuple[Any, ...]) -> Any:
-        # Parts of it may be torch's, or on another device: whether it counts is not asked.
-        default = torch.get_default_dtype()
-        kind = self._find_kind(inputs)
+        kind = self._calls.find(inputs)
         if kind is not None and kind.has_gradient:
-            # What is recorded knows no other values of numbers; constants have one.
-            if all(isinstance(item, torch.Tensor) for item in inputs[: self._varying]):
-                run = partial(self._run_joint, kind)
-                record_through(launcher, run, inputs, tensors, None, any_size=False, default_dtype=default)
-            return self._run_joint(kind, *inputs)
+            run = partial(self._run_joint, kind)
+            self._calls.record(launcher, run, inputs, tensors)
+            return run(*inputs)
         if kind is not None and kind.joint is not None:
             with torch.no_grad():
                 return self.run(*inputs)
@@ -94,60 +177,8 @@ class DifferentiableFusion(FusionModule):
         return made[0] if len(made) == 1 else made
 
     def _run_joint(self, kind: _Kind, *inputs: Any) -> Any:
-        if kind.asked is not None:
-            with taking_turns():
-                key = key_of(inputs[: self._varying])
-                self._taken = kind.asked or self._taken
-                kind.joint, kind.asked = self._joint_for(key, inputs) or kind.joint, None
-        made = _apply(kind, *inputs)
+        made = self._calls.run(kind, *inputs)
         return made[0] if len(made) == 1 else made
-
-    def _find_kind(self, inputs: tuple[Any, ...]) -> _Kind | None:
-        if is_transformed():
-            # Neither torch.func's transforms nor tangents go through a function of autograd's that knows none.
-            return None
-        given = inputs[: self._varying]
-        routed = find_route(given)
-        if routed.route is not Route.AUTOGRAD or not all(map(operator.is_, routed.inputs, given)):
-            # Somebody traces, or maps.
-            return None
-        if current() is not None:
-            with alone():
-                followed = self._find_kind(tuple(map(stand_in, inputs)))
-            # Asks of symbols what it relies on.
-            return followed if followed is None or followed.joint is None or followed.joint.fits(inputs) else None
-        key = key_of(given)
-        found = self._calls.get(key)
-        if found is None:
-            with taking_turns():
-                found = _Kind(self._joint_for(key, inputs))
-                self._calls.put(key, found, MAX_CALLS)
-        return found
-
-    def _joint_for(self, key: tuple[Any, ...], inputs: tuple[Any, ...]) -> Joint | None:
-        taken = self._taken
-        alike = [joint for joint in self._joints if joint.is_like(key) and joint.takes(taken)]
-        joint = next((joint for joint in alike if joint.fits(inputs)), None)
-        if joint is None and len(self._joints) < MAX_JOINTS:
-            # What does not fit together raises here: tracing would say much more.
-            described = [describe(item) for item in inputs]
-            layouts = infer_layouts(self.group, value_layouts(described))
-            # The pass puts what is on several devices into several groups: there it knows where everything is.
-            if not cut_by_device(self.group, layouts, [item.device for item in described]):
-                common_device(self.group, described)
-            # Sizes and numbers that were others before are symbols from now on.
-            before = [item.key for item in alike]
-            numbers = () if self._binds_numbers else find_changed_numbers(inputs[: self._varying], before)
-            with warnings.catch_warnings():
-                if numbers:
-                    # AOTAutograd says which op it cannot differentiate by symbols.
-                    warnings.simplefilter("ignore")
-                joint = trace_joint(self.nodes, key, inputs, before, numbers, taken)
-            if joint is None and numbers:
-                self._binds_numbers = True
-                joint = trace_joint(self.nodes, key, inputs, before, taken=taken)
-            self._joints += [] if joint is None else [joint]
-        return joint
 
     def _run_apart(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         # As torch's modules call it, it would print itself with each error.
@@ -168,6 +199,61 @@ class DifferentiableFusion(FusionModule):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return DifferentiableFusion, (self.group, self.node_names, self.nodes)
+
+
+def _check_together(group: FusionGroup, inputs: Sequence[Any]) -> None:
+    # Raises what does not fit together: tracing would say much more.
+    described = [describe(item) for item in inputs]
+    layouts = infer_layouts(group, value_layouts(described))
+    # The pass puts what is on several devices into several groups: there it knows where everything is.
+    if not cut_by_device(group, layouts, [item.device for item in described]):
+        common_device(group, described)
+
+
+class JointFunction:
+    """A traced function that autograd differentiates as a whole, for calls of known sizes; see ``sized``.
+
+    Args:
+        nodes: its trace, without fusion nodes; its arguments are tensors.
+    """
+
+    def __init__(self, nodes: fx.GraphModule) -> None:
+        graph = fx.Graph()
+        made = graph.graph_copy(nodes.graph, {})
+        results = list(dict.fromkeys(_find_results(made)))
+        graph.output(tuple(results))
+        self._results = {node: slot for slot, node in enumerate(results)}
+        self._made = made
+        count = len(graph.find_nodes(op="placeholder"))
+        self._calls = JointCalls(fx.GraphModule(nodes, graph), count, lambda _: None, is_function=True)
+
+    def find(self, leaves: tuple[Any, ...]) -> Callable[..., Any] | None:
+        """Return what runs calls of a kind, with their gradients; None where autograd goes through each fusion node."""
+        kind = self._calls.find(leaves)
+        return partial(self._run, kind) if kind is not None and kind.has_gradient else None
+
+    def record(self, launcher: Launcher, run: Callable[..., Any], leaves: tuple[Any, ...]) -> None:
+        """Record that calls like this one are made by ``run``."""
+        self._calls.record(launcher, run, leaves, leaves)
+
+    def _run(self, kind: _Kind, *leaves: Any) -> Any:
+        return self._build(self._made, self._calls.run(kind, *leaves))
+
+    def _build(self, item: Any, made: Sequence[torch.Tensor]) -> Any:
+        # What the function returns.
+        if isinstance(item, fx.Node):
+            return made[self._results[item]]
+        if isinstance(item, dict):
+            return {key: self._build(value, made) for key, value in item.items()}
+        if isinstance(item, list):
+            return [self._build(value, made) for value in item]
+        return tuple(self._build(value, made) for value in item) if type(item) is tuple else item
+
+
+def _find_results(made: Any) -> list[fx.Node]:
+    found: list[fx.Node] = []
+    map_arg(made, found.append)
+    return found
 
 
 class _Kind:

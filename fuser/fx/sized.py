@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from fuser.fx.call_kinds import key_of
-from fuser.fx.effects import calls_torch_alone
+from fuser.fx.effects import calls_torch_alone, is_random
 from fuser.fx.fusion_node import FusionModule
 from fuser.fx.idle_copies import drop_idle_copies
 from fuser.fx.idle_views import drop_idle_views
@@ -30,7 +30,7 @@ from fuser.process import is_of_current_handler
 from fuser.route import Route, find_route, is_transformed, requires_grad
 from fuser.warming.follow import alone, current, keeping_nothing, stand_in
 
-__all__ = ["SizedGraph", "SizedGraphs", "arranges"]
+__all__ = ["SizedGraph", "SizedGraphs", "arranges", "is_differentiable_at_once"]
 
 T = TypeVar("T")
 
@@ -45,6 +45,8 @@ _OPAQUE = frozenset(
 )
 # What a tensor's memory is asked for.
 _OF_MEMORY = frozenset("storage_offset data_ptr storage untyped_storage _version is_set_to resize_ set_".split())
+# And autograd.
+_OF_AUTOGRAD = frozenset("requires_grad_ requires_grad retain_grad register_hook detach_ grad backward is_leaf".split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,15 @@ def arranges(module: fx.GraphModule) -> bool:
     left = [node for node in nodes if not _is_fusion(module, node)]
     is_known = len(nodes) <= MAX_NODES and all(map(calls_torch_alone, left))
     return is_known and not any(_name(node) in _OF_MEMORY for node in left) and any(map(_may_join, left))
+
+
+def is_differentiable_at_once(graph: fx.Graph) -> bool:
+    """Whether autograd may see one function in place of a graph: gradients of gradients compute it once more.
+
+    So it draws no numbers, reads nothing but its arguments, and asks nothing of autograd itself.
+    """
+    nodes = [node for node in graph.nodes if node.op not in {"placeholder", "output"}]
+    return all(node.op != "get_attr" and not is_random(node) and _name(node) not in _OF_AUTOGRAD for node in nodes)
 
 
 def _may_join(node: fx.Node) -> bool:

@@ -25,10 +25,10 @@ from fuser.fx.arguments import NUMBER, TENSOR, Key, sort_arguments
 from fuser.fx.entries import Entry, Mode, SizedReplayer, mode_of, of_its_size
 from fuser.fx.fusion_node import FusionModule
 from fuser.fx.intercept import is_traced
-from fuser.fx.joint import DifferentiableFusion
+from fuser.fx.joint import DifferentiableFusion, JointFunction
 from fuser.fx.passes import FusionPass
 from fuser.fx.plain_nodes import answers_for_torch
-from fuser.fx.sized import SizedGraphs, arranges
+from fuser.fx.sized import SizedGraphs, arranges, is_differentiable_at_once
 from fuser.fx.tracer import Traced, trace
 from fuser.fx.whole import WholeFusion, find_whole_fusion
 from fuser.graph import FusionGroup
@@ -258,8 +258,9 @@ class FusedFunction(Replayer, Generic[P, R]):
             sized = None if entry.sized is None else entry.sized.find(leaves)
             if sized is not None:
                 sized.made.run(*leaves)
+            joined = None if entry.joint is None else entry.joint.find(leaves)
             # Calls of other sizes may go by the graph for all.
-            return entry.run(*leaves)
+            return entry.run(*leaves) if joined is None else joined(*leaves)
         out = None if self._has_out else kwargs.pop("out", None)
         outs = None if out is None else tuple(out) if isinstance(out, tuple | list) else (out,)
         if outs is not None:
@@ -291,6 +292,10 @@ class FusedFunction(Replayer, Generic[P, R]):
             replayed = launcher.launch(self._among_constants(leaves) if launcher is self else leaves, None, outs)
             if replayed is not None:
                 return replayed
+        joined = None if entry.joint is None else entry.joint.find(leaves)
+        if entry.joint is not None and joined is not None:
+            entry.joint.record(launcher, joined, leaves)
+            return joined(*leaves)
         if whole is None:
             result = entry.run(*leaves)
             record_through(
@@ -300,7 +305,7 @@ class FusedFunction(Replayer, Generic[P, R]):
                 leaves,
                 None,
                 grad_mode=torch.is_grad_enabled(),
-                any_size=not entry.is_sized,
+                any_size=not entry.is_sized and entry.joint is None,
                 default_dtype=entry.default_dtype,
             )
             return result
@@ -401,7 +406,7 @@ class FusedFunction(Replayer, Generic[P, R]):
             for node, leaf in zip(traced.graph_module.graph.find_nodes(op="placeholder"), leaves, strict=True):
                 if isinstance(leaf, torch.Tensor) and not unusual_kind(leaf):
                     node.meta["first"] = describe(leaf)
-        can_be_sized = mode.reduces and not mode.is_differentiated and bool(leaves) and NUMBER not in key
+        can_be_sized = mode.reduces and bool(leaves) and NUMBER not in key
         nodes = _copy(traced.graph_module) if can_be_sized else None
         FusionPass(reduces=mode.reduces, differentiable=differentiable, device_type=mode.device_type)(
             traced.graph_module
@@ -420,6 +425,9 @@ class FusedFunction(Replayer, Generic[P, R]):
         run = as_function(traced.graph_module.graph, _find_called)
         if whole is not None or nodes is None or not arranges(traced.graph_module):
             return self._owned(Entry(traced, whole, self._launcher_of(traced, whole, key), run, mode))
+        if mode.is_differentiated:
+            joint = JointFunction(nodes) if is_differentiable_at_once(nodes.graph) else None
+            return self._owned(Entry(traced, None, self._launcher_of(traced, None, key), run, mode, joint=joint))
 
         def finish(
             module: fx.GraphModule, default_dtype: torch.dtype | None, holds: Callable[[], bool] | None
