@@ -108,7 +108,7 @@ def build_arg_spec(
     args = ArgSpec(
         device_type=device_type,
         inputs=tuple(filled),
-        outputs=tuple(inner[: len(outputs)]),
+        outputs=tuple(_written_classes(inner[: len(outputs)], space, rows, values)),
         counters=tuple(inner[len(operands) :]),
         rank=len(space.sizes),
         vector=walk.vector,
@@ -121,6 +121,18 @@ def build_arg_spec(
         has_offsets=has_offsets,
     )
     return args, space
+
+
+def _written_classes(
+    inner: Sequence[int], space: IterationSpace, rows: RowSpec | None, values: Sequence[int]
+) -> Sequence[int]:
+    # Of the outputs. What neighbours have in common is read once for all; written, it has a place for each of them,
+    # which is the same: what was expanded, and is passed on to another kernel as it lay. A row has one place for each
+    # of its own results.
+    if space.sizes[rows.inner if rows else 0] == 1:
+        return inner
+    row_results = rows.is_row if rows and not rows.is_across else ()
+    return [own or (0 if row_results and row_results[value] else 2) for own, value in zip(inner, values, strict=False)]
 
 
 def rounds_between(group: FusionGroup, *, is_strict: bool) -> bool:

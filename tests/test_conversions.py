@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 import torch
 from functors import as_tuple, draw, poison, unpoison
+from reduction_cases import largest
 
 import fuser
 from fuser.config import config
+from fuser.graph import GroupBuilder
+from fuser.ops import OPS, convert_function
 
 pytestmark = pytest.mark.cpu
 
@@ -73,6 +76,24 @@ def test_what_is_passed_on_lies_as_it_did(shape: tuple[int, ...], monkeypatch: p
     x = draw(shape, torch.float32).expand(9, 70)
     for dim in (0, 1):
         assert torch.equal(fuser.fuse(lambda x, dim=dim: x.float().sum(dim))(x), x.sum(dim))
+
+
+@pytest.mark.parametrize(("device", "has_rows"), [("cpu", False), ("cuda", False), ("cuda", True)])
+def test_what_was_expanded_is_written_where_it_lay(device: str, has_rows: bool) -> None:
+    """Beside a dense result, it has one place for many elements: a whole row of them would not be its memory."""
+    builder = GroupBuilder()
+    x, y = builder.add_input("x"), builder.add_input("y")
+    (same,) = builder.apply(convert_function(torch.float32), [x])
+    (product,) = builder.apply(OPS["mul"].function, [same, y])
+    most = builder.apply(largest((1,)), [product]) if has_rows else []
+    group = builder.build([same, product, *most])
+    x, y = draw((9, 1), torch.float32).expand(9, 70), draw((9, 70), torch.float32)
+    _, _, kernel = fuser.debug_get_fused_kernel_code(group, [x, y], device=device).partition("fuser_args {")
+    assert "fuser_scatter" in kernel
+    made = fuser.run_fusion(fuser.register_fusion(group), [x, y])
+    assert [item.stride() for item in made[:2]] == [(1, 0), (70, 1)]
+    assert torch.equal(made[0], x)
+    assert torch.equal(made[1], x * y)
 
 
 def test_the_tensor_itself_is_returned() -> None:
