@@ -341,6 +341,23 @@ def test_control_flow_and_groups_apart_are_followed() -> None:
 
 
 @pytest.mark.cpu
+def test_sizes_that_depend_on_elements_are_left_to_calls() -> None:
+    def step(x: Any, y: Any) -> Any:
+        before = torch.relu(x) * 3
+        # The last one asks whether there is one element.
+        chosen = torch.relu(before[y > 0] * 2)
+        return before, (chosen[:, None] + 1) * chosen
+
+    x, y = leaf(3, 4), torch.randn(3, 4)
+    made = fuser.fuse(step)
+    for backward in (False, True):
+        made.warmup(x, y, backward=backward)
+    assert all(map(torch.equal, made(x, y), step(x, y)))
+    graph = fuser.fx.fuse_graph(torch.fx.symbolic_trace(step), [x, y])
+    assert all(map(torch.equal, graph(x, y), step(x, y)))
+
+
+@pytest.mark.cpu
 def test_sizes_that_are_numbers_are_ready_for_a_range() -> None:
     step = fuser.fuse(lambda x: x.amax(-1) * x.shape[1] ** -0.5 / (2 * x.shape[0] + 1))
     fuser.reset_stats()

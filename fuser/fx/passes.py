@@ -142,7 +142,7 @@ def fuse_graph(graph_module: fx.GraphModule, example_inputs: Sequence[Any] | Non
     Args:
         graph_module: calls functors (JitFunction), torch functions, tensor methods or ATen overloads.
         example_inputs: one per placeholder: real, fake or meta tensors, and numbers where calls bring numbers; where
-            given, the kernels are compiled now.
+            given, the kernels are compiled now, but for those of sizes that depend on elements (``x[mask]``).
 
     Raises:
         ArgumentError: ``graph_module`` is none, or ``example_inputs`` are too many, too few or no list. As calls.

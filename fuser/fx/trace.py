@@ -189,7 +189,8 @@ class FusedFunction(Replayer, Generic[P, R]):
             *args: arguments of a call: real, fake or meta tensors, which stand for tensors on the GPU, or on the CPU
                 without one; and anything else that the function takes.
             dynamic_shapes: the sizes that calls differ in, as ``torch.export`` takes them: for arguments by name, or in
-                order, a ``Dim`` for dimensions. All kernels are compiled that calls within their bounds need.
+                order, a ``Dim`` for dimensions. All kernels are compiled that calls within their bounds need,
+                but for those of sizes that depend on elements (``x[mask]``).
             backward: whether to prepare gradients, too, by all tensors that require them.
             **kwargs: those by name.
 

@@ -31,10 +31,12 @@ __all__ = [
     "Call",
     "LayoutClass",
     "SizedCall",
+    "UnknownNumberError",
     "compile_all",
     "evaluate",
     "find_classes",
     "leave_out",
+    "number_of",
     "take_first",
     "with_sizes",
 ]
@@ -47,6 +49,10 @@ MAX_SIZE = 1 << 40
 Bounds = Mapping[Any, tuple[int, int]]
 # A group, its inputs, and what is written to, if that is given.
 Call: TypeAlias = tuple[KernelSpec, tuple[TensorDesc, ...], tuple[TensorDesc, ...]]
+
+
+class UnknownNumberError(Exception):
+    """What comes next in a call that is followed depends on a number that only elements tell."""
 
 
 class SizedCall(NamedTuple):
@@ -68,14 +74,29 @@ class SizedCall(NamedTuple):
 
 
 def with_sizes(desc: TensorDesc, sizes: Mapping[Any, Any] | None = None) -> TensorDesc:
-    """Return a description with these sizes for symbols; None: those of the call that is being followed."""
+    """Return a description with these sizes for symbols; None: those of the call that is being followed.
+
+    Raises:
+        UnknownNumberError: one of them depends on elements.
+    """
 
     def find(item: Any) -> Any:
         if not isinstance(item, torch.SymInt):
             return item
-        return int(item.node.hint) if sizes is None else evaluate(item.node.expr, sizes)
+        return number_of(item) if sizes is None else evaluate(item.node.expr, sizes)
 
     return desc._replace(shape=tuple(map(find, desc.shape)), strides=tuple(map(find, desc.strides)))
+
+
+def number_of(item: torch.SymInt | torch.SymFloat) -> Any:
+    """Return what a symbol is in the call that is being followed.
+
+    Raises:
+        UnknownNumberError: that depends on elements.
+    """
+    if item.node.hint is None:
+        raise UnknownNumberError
+    return item.node.pytype(item.node.hint)
 
 
 class LayoutClass(NamedTuple):

@@ -19,7 +19,7 @@ from fuser.kernel_spec import KernelSpec
 from fuser.library import run_fake
 from fuser.planner import find_texts
 from fuser.tensor_desc import describe, names_of
-from fuser.warming.cover import Bounds, SizedCall, with_sizes
+from fuser.warming.cover import Bounds, SizedCall, number_of, with_sizes
 
 __all__ = ["Follower", "alone", "current", "following", "keeping_nothing", "packing_nothing", "stand_in"]
 
@@ -50,6 +50,9 @@ class Follower:
         """Return empty results of a group, whose kernels write to memory like that of ``out``."""
         written = tuple(map(describe, out))
         call = SizedCall(spec, tuple(describe(item) for item in inputs), self.bounds, out=written)
+        if not self.bounds.keys() >= {*call.symbols()}:
+            # Sizes that depend on elements are known to the call that brings them, which compiles for them.
+            return run_fake(spec, list(inputs))
         try:
             find_texts(spec, *([with_sizes(item, self.sizes) for item in items] for items in (call.inputs, written)))
         except UnsupportedError as error:
@@ -130,9 +133,12 @@ def stand_in(item: Any) -> Any:
     """Return an empty tensor, as a tensor whose sizes may be symbols would be in the call that is followed.
 
     It is a real one inside ``alone``. Of a number that is a symbol: that of the call.
+
+    Raises:
+        UnknownNumberError: it depends on elements.
     """
     if isinstance(item, torch.SymInt | torch.SymFloat):
-        return item.node.pytype(item.node.hint)
+        return number_of(item)
     if not isinstance(item, torch.Tensor):
         return item
     desc = with_sizes(describe(item))

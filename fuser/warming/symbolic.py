@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch.utils import _pytree
 
 from fuser.errors import ArgumentError, describe_type
-from fuser.warming.cover import compile_all, evaluate, find_classes, leave_out, take_first
+from fuser.warming.cover import UnknownNumberError, compile_all, evaluate, find_classes, leave_out, take_first
 from fuser.warming.dims import Dim, Sample, draw_points, map_samples, read_samples, stretch
 from fuser.warming.follow import Follower, following, keeping_nothing
 
@@ -174,7 +175,12 @@ class _Run:
         *,
         backward: bool,
     ) -> None:
-        """Call it, and take gradients of all that it returns: such that are dense, and those of a sum."""
+        """Call it, and take gradients of all that it returns: such that are dense, and those of a sum.
+
+        What comes after something was asked of a number that depends on elements is left to calls.
+        """
+        from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode  # noqa: PLC0415 - brings sympy
+
         leaves = [*parameters]
 
         def make(sample: Sample) -> torch.Tensor:
@@ -185,6 +191,7 @@ class _Run:
             return made
 
         with (
+            suppress(GuardOnDataDependentSymNode, UnknownNumberError),
             self.mode,
             keeping_nothing(),
             following(self.follower),
