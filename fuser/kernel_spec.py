@@ -429,7 +429,9 @@ def _common_dtype(
 ) -> torch.dtype:
     # The dtype it computes in, if a kernel can.
     function = application.function
-    operands = [(values[value], ranks[value]) for value in application.tensors]
+    # Where sizes are looked at, tensors have the same ones before they are promoted.
+    weight = min(ranks[value] for value in application.tensors) if function.sizes_of else Rank.NUMBER
+    operands = [(values[value], min(ranks[value], weight)) for value in application.tensors]
     common = function.common_dtype(operands, default_dtype)
     if function.is_index:
         return common

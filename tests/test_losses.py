@@ -209,6 +209,8 @@ def test_sizes(name: str, reduction: str) -> None:
             for _ in range(2):
                 assert_says_the_same(fused, function, x, y)
                 assert_says_the_same(fused, function, y, x)
+    # One without dimensions has, as large as the other one, the same weight in promotion.
+    assert_says_the_same(fuser.fuse(loss), loss, x, x[0, 0].double())
 
 
 @pytest.mark.cpu

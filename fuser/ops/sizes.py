@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 
 from fuser.function import Function
-from fuser.layout import Shape
+from fuser.layout import Shape, broadcast_shapes
 from fuser.ops.table import OPS
 
 __all__ = ["call_of_sizes", "look_at_sizes"]
@@ -30,6 +30,9 @@ def call_of_sizes(function: Function, tensors: Sequence[Any], scalars: Mapping[s
     """Run an op of the table in eager torch, as a step of what asks for sizes."""
     if function.sizes_of:
         look_at_sizes(function, [item.shape for item in tensors[:2]])
+        # Of one size they have the same weight in promotion.
+        shape = broadcast_shapes([tuple(item.shape) for item in tensors])
+        tensors = [item.expand(shape) for item in tensors]
     written = getattr(torch.Tensor, f"{function.op}_", None) if function.is_in_place else None
     if written is not None:
         return written(tensors[0].clone(), *tensors[1:])
