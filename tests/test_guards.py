@@ -300,6 +300,10 @@ def test_transforms_of_a_function_that_asks(x: torch.Tensor) -> None:
     assert torch.equal(torch.func.vmap(fused)(x), x * 2)
     assert torch.equal(torch.func.grad(lambda x: fused(x).sum())(x), torch.full_like(x, 2))
     assert torch.equal(fused(x), x * 2)
+    # What it is given may be a view, as all tensors with tangents are.
+    fused = fuser.fuse(lambda x: x.relu().expand(2, *x.shape) * (2 if x.requires_grad else 3))
+    assert torch.equal(torch.func.jvp(fused, (x,), (x,))[1], (x.relu() * 3).expand(2, *x.shape))
+    assert torch.equal(torch.func.grad(lambda x: fused(x[0]).sum())(x)[0], 4.0 * (x[0] > 0))
 
 
 def test_a_first_call_in_a_checkpoint_saves_what_later_ones_do(x: torch.Tensor) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._functorch.eager_transforms import enable_inplace_requires_grad
 from torch.utils import _pytree as pytree
 
 from fuser.errors import TracingError
@@ -115,10 +116,11 @@ class Examples:
                 self._given_tensors[node] = value
             try:
                 return self.mode.from_tensor(value) if is_real else value
-            except Exception as error:  # A tensor of torch.func's, or of a kind that has no fake one.
+            except Exception as error:  # Of a kind that has no fake one.
                 if is_of_current_handler(error):
                     raise
-                return Unknown()
+                is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor(value)
+                return _make_like(value) if is_wrapped else Unknown()
         unknown = [value for source in node.all_input_nodes if isinstance(value := self._known[source], Unknown)]
         if unknown:
             return unknown[0]
@@ -146,6 +148,13 @@ class Examples:
             if is_of_current_handler(error):
                 raise
             return Unknown(_tell_refusal(error))
+
+
+def _make_like(value: torch.Tensor) -> torch.Tensor:
+    # A fake tensor, of the mode around, in place of a view in torch.func's transforms, of which torch makes none.
+    made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    with enable_inplace_requires_grad(True):
+        return made.requires_grad_(value.requires_grad)
 
 
 def _tell_refusal(error: Exception) -> str:
