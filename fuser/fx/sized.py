@@ -26,6 +26,7 @@ from fuser.fx.nodes import is_static
 from fuser.fx.passes import FusionPass
 from fuser.fx.taking_turns import Turn, taking_turns
 from fuser.launcher import make_check
+from fuser.ops import is_known
 from fuser.process import is_of_current_handler
 from fuser.route import Route, find_route, is_transformed, requires_grad
 from fuser.warming.follow import alone, current, keeping_nothing, stand_in
@@ -39,10 +40,12 @@ T = TypeVar("T")
 MAX_GRAPHS, MAX_NODES = 16, 512
 # Of these no part is fused, nor of what torch makes them of.
 _OPAQUE = frozenset(
-    "matmul mm bmm mv dot addmm addbmm baddbmm einsum linear bilinear tensordot inner outer conv1d conv2d conv3d "
-    "conv_transpose1d conv_transpose2d conv_transpose3d scaled_dot_product_attention dim size shape stride getattr "
-    "numel sort argsort topk".split()
+    "matmul mm bmm mv dot addmm addbmm baddbmm einsum linear bilinear tensordot inner conv1d conv2d conv3d "
+    "conv_transpose1d conv_transpose2d conv_transpose3d scaled_dot_product_attention dropout dim size shape stride "
+    "getattr numel".split()
 )
+# Views, or copies to another layout.
+_COPIES = frozenset(("contiguous", "reshape", "flatten"))
 # What a tensor's memory is asked for.
 _OF_MEMORY = frozenset("storage_offset data_ptr storage untyped_storage _version is_set_to resize_ set_".split())
 # And autograd.
@@ -62,8 +65,10 @@ def arranges(module: fx.GraphModule) -> bool:
     """Whether a graph with fusion nodes has something left that may join them where sizes are known."""
     nodes = [node for node in module.graph.nodes if node.op in {"call_function", "call_method", "call_module"}]
     left = [node for node in nodes if not _is_fusion(module, node)]
-    is_known = len(nodes) <= MAX_NODES and all(map(calls_torch_alone, left))
-    return is_known and not any(_name(node) in _OF_MEMORY for node in left) and any(map(_may_join, left))
+    is_of_torch = len(nodes) <= MAX_NODES and all(map(calls_torch_alone, left))
+    if not is_of_torch or any(_name(node) in _OF_MEMORY for node in left):
+        return False
+    return any(_may_join(module, node) for node in left)
 
 
 def is_differentiable_at_once(graph: fx.Graph) -> bool:
@@ -75,12 +80,38 @@ def is_differentiable_at_once(graph: fx.Graph) -> bool:
     return all(node.op != "get_attr" and not is_random(node) and _name(node) not in _OF_AUTOGRAD for node in nodes)
 
 
-def _may_join(node: fx.Node) -> bool:
-    if node.target is operator.getitem and isinstance(node.args[1], int):
-        # One of several results, or a view.
-        return False
-    # Tuples of torch's kinds are types.
-    return not isinstance(node.target, type) and _name(node) not in _OPAQUE
+def _may_join(module: fx.GraphModule, node: fx.Node) -> bool:
+    # To ask torch for a trace takes a second, the first time.
+    name = "slice" if node.target is operator.getitem else _name(node)
+    if node.target is operator.getitem and isinstance(node.args[1], int | fx.Node):
+        # One of several results, or a view; what tensors say.
+        return isinstance(node.args[1], fx.Node)
+    packet = getattr(torch.ops.aten, name.removesuffix("_"), None)
+    if isinstance(node.target, type) or name in _OPAQUE or packet is None:
+        # Tuples of torch's kinds are types; what has no operator is made of others, in Python.
+        return not isinstance(node.target, type) and name not in _OPAQUE
+    overloads = [getattr(packet, overload) for overload in packet.overloads()]
+    if name not in _COPIES and all(map(_is_view, overloads)):
+        return _is_computed(module, node)
+    return any(is_known(overload) or _is_composed(overload) for overload in overloads)
+
+
+def _is_view(overload: torch._ops.OpOverload) -> bool:
+    kinds = [item.alias_info for item in overload._schema.returns]
+    return any(kind is not None and not kind.is_write for kind in kinds)
+
+
+def _is_composed(overload: torch._ops.OpOverload) -> bool:
+    # Whether torch makes it of other operators; of numbers alone there is no kernel.
+    has_kernel, name = torch._C._dispatch_has_kernel_for_dispatch_key, str(overload._name)
+    return torch._C._dispatch_has_kernel(name) and has_kernel(name, "CompositeImplicitAutograd")
+
+
+def _is_computed(module: fx.GraphModule, node: fx.Node) -> bool:
+    # Whether it looks at what a fusion node makes: at arguments kernels look as they lie.
+    while node.op in {"call_function", "call_method"} and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return _is_fusion(module, node)
 
 
 def _name(node: fx.Node) -> str:
