@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import fuser
 from benchmarks import timing
 from benchmarks.chains import CHAINS, TORCH_OPS, make_inputs
 from benchmarks.environment import describe_environment
@@ -29,7 +30,9 @@ from benchmarks.sweep import describe, make_copy, wait_for
 
 RESULTS = Path(__file__).resolve().parent / "results"
 SCHEMA = 1
-PEERS = ("eager", "fuser", "fuser fast", "inductor")
+PEERS = ("eager", "fuser", "fuser fast", "fuse", "inductor")
+# With eager torch's bits: by torch.compile, by fuser.fuse.
+STRICT = ("fuser", "fuse")
 # Elements of a result, on a GPU and elsewhere.
 ELEMENTS, FEW = 1 << 26, 1 << 20
 
@@ -127,7 +130,7 @@ def measure(case: Case, device: torch.device, budget_s: float) -> dict[str, Reco
             run = partial(build(peer, case), *inputs)
             made = run()
             is_exact = bool(torch.equal(made, wanted)) and case.functors is None
-            records[peer] = {"equal": is_exact} if peer == "fuser" and case.functors is None else {}
+            records[peer] = {"equal": is_exact} if peer in STRICT and case.functors is None else {}
             samplers[peer] = make_sampler(run, device)
         except Exception as error:  # What a peer raises is its result.
             records[peer] = {"error": describe(error)}
@@ -146,6 +149,8 @@ def build(peer: str, case: Case) -> Callable[..., Any]:
         return case.function
     if peer == "inductor":
         return torch.compile(case.function, dynamic=False)
+    if peer == "fuse":
+        return fuser.fuse(case.functors or case.function)
     how: Mapping[str, Any] = {"numerics": "fast" if "fast" in peer else "strict"}
     return torch.compile(case.functors or case.function, backend="fuser", dynamic=False, options=dict(how))
 
