@@ -94,6 +94,7 @@ def test_gradients_are_one_kernel_each_way(name: str, device: str) -> None:
         fuser.reset_stats()
         (mine,) = torch.autograd.grad(fused(x, y.detach()), x, upstream)
         assert fuser.stats()["launches"] == 2
+    assert "not fused" not in str(fuser.explain(fused, x, y))
     eagers = torch.autograd.grad(function(x, y), (x, y), upstream)
     assert torch.equal(mine, eagers[0])
     # Where nobody asks for the gradient of x.

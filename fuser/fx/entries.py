@@ -44,12 +44,11 @@ class Entry:
     run: Callable[..., Any]
     # What its groups may hold depends on it.
     mode: Mode
-    # For calls of known sizes, where those let more of it fuse.
+    # For calls of known sizes, where those let more of it fuse; and where autograd differentiates those.
     sized: SizedGraphs[Entry] | None = None
-    # Whether it is such an entry, and the default dtype that it is for.
-    is_sized: bool = False
-    # The same where autograd differentiates.
     joint: JointFunction | None = None
+    # Whether it is for calls of its own sizes, and of that default dtype.
+    is_sized: bool = False
     default_dtype: torch.dtype | None = None
 
 

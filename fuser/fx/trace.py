@@ -158,7 +158,13 @@ class FusedFunction(Replayer, Generic[P, R]):
     ) -> tuple[fx.GraphModule, tuple[Any, ...]]:
         """Return the FX graph with fusion nodes that serves a call, and what the graph is called with."""
         key, leaves = self._sort(tuple(args), {**(kwargs or {})})
-        return self._find_entry(key, leaves).traced.graph_module, leaves
+        entry = self._find_entry(key, leaves)
+        if entry.joint is not None and entry.sized is not None and entry.joint.find(leaves) is not None:
+            # As it computes, but for what it keeps for gradients.
+            with torch.no_grad():
+                sized = entry.sized.find(leaves)
+            entry = entry if sized is None else sized.made
+        return entry.traced.graph_module, leaves
 
     def find_whole(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Entry, tuple[Any, ...]] | None:
         """Return the trace that serves a call, if it is one fusion node, and the call's tensors and numbers.
@@ -426,9 +432,9 @@ class FusedFunction(Replayer, Generic[P, R]):
         run = as_function(traced.graph_module.graph, _find_called)
         if whole is not None or nodes is None or not arranges(traced.graph_module):
             return self._owned(Entry(traced, whole, self._launcher_of(traced, whole, key), run, mode))
-        if mode.is_differentiated:
-            joint = JointFunction(nodes) if is_differentiable_at_once(nodes.graph) else None
-            return self._owned(Entry(traced, None, self._launcher_of(traced, None, key), run, mode, joint=joint))
+        joint = JointFunction(nodes) if mode.is_differentiated and is_differentiable_at_once(nodes.graph) else None
+        if mode.is_differentiated and joint is None:
+            return self._owned(Entry(traced, None, self._launcher_of(traced, None, key), run, mode))
 
         def finish(
             module: fx.GraphModule, default_dtype: torch.dtype | None, holds: Callable[[], bool] | None
@@ -440,7 +446,11 @@ class FusedFunction(Replayer, Generic[P, R]):
             now = own if holds is None else lambda *leaves: (own if holds() else run)(*leaves)
             return self._owned(Entry(made, whole, launcher, now, mode, is_sized=True, default_dtype=default_dtype))
 
-        return Entry(traced, None, Replayer((), ()), run, mode, SizedGraphs(nodes, mode.device_type, finish))
+        sized = SizedGraphs(nodes, mode.device_type, finish)
+        if joint is None:
+            return Entry(traced, None, Replayer((), ()), run, mode, sized)
+        # The other one serves who looks at it.
+        return self._owned(Entry(traced, None, self._launcher_of(traced, None, key), run, mode, sized, joint=joint))
 
     def _owned(self, entry: Entry) -> Entry:
         if self._own is None and entry.launcher is self:
