@@ -132,6 +132,31 @@ def test_many_sizes_share_the_graph_for_all(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.cpu
+def test_numbers_are_constants_of_few_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced: list[Any] = []
+    trace = sized.SizedGraphs._trace
+    monkeypatch.setattr(sized.SizedGraphs, "_trace", lambda *args: traced.append(args) or trace(*args))
+
+    def scaled(x: Tensor, shift: int = 1, factor: float = 2.0) -> Tensor:
+        return torch.cat([x * factor, x + shift], 1)
+
+    fused = fuser.fuse(scaled)
+    x = torch.randn(3, 4)
+    fuser.reset_stats()
+    check(fused(x), scaled(x))
+    assert fuser.stats()["launches"] == 1
+    for _ in range(2):
+        for numbers in ((), (2,), (1, 3.0), (1, 2.0), (1.0,), (1, -0.0), (1, 0.0), (5, 7.0), (6, 7.0)):
+            check(fused(x, *numbers), scaled(x, *numbers))
+    assert len(traced) == 4
+    for factor in (0.5, 1.5, 0.5):
+        y = x.clone().requires_grad_()
+        check(fused(y, 1, factor), scaled(y, 1, factor))
+        got, wanted = (torch.autograd.grad(call(y, 1, factor).sum(), y)[0] for call in (fused, scaled))
+        assert torch.equal(got, wanted)
+
+
+@pytest.mark.cpu
 def test_who_writes_differentiates_or_maps_gets_the_graph_for_all() -> None:
     def write(x: Tensor, y: Tensor) -> Tensor:
         x.add_(1)

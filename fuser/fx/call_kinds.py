@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 __all__ = [
+    "Number",
     "bind_constants",
     "find_changed_numbers",
     "give",
@@ -142,7 +143,7 @@ class _Tensor(NamedTuple):
     strides: tuple[int, ...]
 
 
-class _Number(NamedTuple):
+class Number(NamedTuple):
     """What a number of a call was."""
 
     kind: type
@@ -159,11 +160,11 @@ class _Number(NamedTuple):
 def _describe(item: Any) -> Any:
     if isinstance(item, torch.Tensor):
         return _Tensor(item.dtype, item.device, item.requires_grad, item.shape, item.stride())
-    return _Number(type(item), repr(item))
+    return Number(type(item), repr(item))
 
 
 def _is_like(one: Any, other: Any) -> bool:
-    if type(one) is _Number and type(other) is _Number:
+    if type(one) is Number and type(other) is Number:
         return one.kind is other.kind
     if type(one) is not _Tensor or type(other) is not _Tensor:
         return bool(one == other)

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import fx
 
-from fuser.fx.call_kinds import key_of
+from fuser.fx.call_kinds import Number, is_like, key_of
 from fuser.fx.effects import calls_torch_alone, is_random
 from fuser.fx.fusion_node import FusionModule
 from fuser.fx.idle_copies import drop_idle_copies
@@ -28,6 +28,7 @@ from fuser.fx.taking_turns import Turn, taking_turns
 from fuser.launcher import make_check
 from fuser.ops import is_known
 from fuser.process import is_of_current_handler
+from fuser.record import NUMBER_TYPES
 from fuser.route import Route, find_route, is_transformed, requires_grad
 from fuser.warming.follow import alone, current, keeping_nothing, stand_in
 
@@ -38,6 +39,8 @@ T = TypeVar("T")
 # How many graphs are traced for a function: what comes later goes by the one for all sizes, as all calls do of a
 # function that is so long that tracing it anew would be felt.
 MAX_GRAPHS, MAX_NODES = 16, 512
+# For how many values of a call's numbers.
+MAX_NUMBERS = 3
 # Of these no part is fused, nor of what torch makes them of.
 _OPAQUE = frozenset(
     "matmul mm bmm mv dot addmm addbmm baddbmm einsum linear bilinear tensordot inner conv1d conv2d conv3d "
@@ -126,10 +129,11 @@ class SizedGraphs(Generic[T]):
     """The graphs of one function for calls of known sizes.
 
     Args:
-        nodes: the function's trace, without fusion nodes; its arguments are tensors.
+        nodes: the function's trace, without fusion nodes.
         device_type: as in FusionPass.
         finish: makes of a graph, with fusion nodes, what is called; takes also torch's default dtype, if what the graph
-            makes depends on it, and what says whether the tensors that the function holds are as they were.
+            makes depends on it, and, where there is anything to ask, what says whether a call with such tensors may go
+            by it: numbers are constants of it, and the tensors that the function holds may change.
     """
 
     def __init__(self, nodes: fx.GraphModule, device_type: str, finish: Callable[..., T]) -> None:
@@ -155,7 +159,7 @@ class SizedGraphs(Generic[T]):
         found = self._graphs.get(key)
         if found is None and self._left:
             with taking_turns():
-                found = self._graphs.get(key) or self._add(key, given)
+                found = self._graphs.get(key) or self._add(key, leaves)
         return found
 
     def latest(self) -> SizedGraph[T] | None:
@@ -163,17 +167,21 @@ class SizedGraphs(Generic[T]):
         return next(reversed(self._graphs.values()), None)
 
     def _follow(self, leaves: Sequence[Any]) -> SizedGraph[T] | None:
-        if not all(isinstance(item, torch.Tensor) and is_static(item) for item in leaves):
+        if not all(is_static(item) or type(item) in NUMBER_TYPES for item in leaves):
             # Calls of a range of sizes, which are to find all that they need.
             self._left = 0
             return None
         with alone():
             return self.find([*map(stand_in, leaves)])
 
-    def _add(self, key: tuple[Any, ...], given: Sequence[torch.Tensor]) -> SizedGraph[T] | None:
-        self._left = max(self._left - 1, 0)
+    def _add(self, key: tuple[Any, ...], leaves: Sequence[Any]) -> SizedGraph[T] | None:
+        others = [known for known in self._graphs if is_like(known, key) and _sizes(known) == _sizes(key)]
+        # A number that changes from call to call would be a constant of graphs without end.
+        self._left = max(self._left - 1, 0) if len(others) < MAX_NUMBERS else 0
+        if len(others) >= MAX_NUMBERS:
+            return None
         try:
-            made = self._trace(given)
+            made = self._trace(leaves)
         except Exception as error:  # Whatever the reason, the graph for all sizes serves, and says what is wrong.
             if is_of_current_handler(error):
                 raise
@@ -185,29 +193,42 @@ class SizedGraphs(Generic[T]):
             self._graphs[key] = made
         return made
 
-    def _trace(self, given: Sequence[torch.Tensor]) -> SizedGraph[T] | None:
+    def _trace(self, leaves: Sequence[Any]) -> SizedGraph[T] | None:
         from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415 - brings sympy
 
+        numbers = {slot: item for slot, item in enumerate(leaves) if not isinstance(item, torch.Tensor)}
+        held = [*self._held.values()]
         # As if they were nobody's views.
-        mode = FakeTensorMode()
+        mode, given = FakeTensorMode(), [item for item in (*leaves, *held) if isinstance(item, torch.Tensor)]
         plain = [item.detach().as_strided(item.shape, item.stride(), 0).data for item in given]
-        traced = _trace_plainly(_lift(self.nodes, [*self._held]), mode, [*map(mode.from_tensor, plain)])
+        function = _lift(self.nodes, numbers, [*self._held])
+        traced = _trace_plainly(function, mode, [*map(mode.from_tensor, plain)])
         if traced is None:
             return None
         drop_idle_copies(traced.graph)
-        module = _reading(traced, self.nodes, self._held)
+        module = _reading(traced, self.nodes, numbers, self._held)
         default = torch.get_default_dtype() if any(map(_is_of_default_dtype, module.graph.nodes)) else None
         FusionPass(device_type=self.device_type)(module)
         drop_idle_views(module.graph)
-        held = [*self._held.values()]
-        check = make_check(held, compares_sizes=True) if held else None
-        holds = None if check is None else lambda: check(*held)
-        return SizedGraph(module, self.finish(module, default, holds))
+        check, texts = make_check(held, compares_sizes=True) if held else None, {k: repr(x) for k, x in numbers.items()}
+
+        def holds(*leaves: Any) -> bool:
+            # Zeros have signs.
+            is_same = all(repr(leaves[slot]) == text for slot, text in texts.items())
+            return is_same and (check is None or check(*held))
+
+        return SizedGraph(module, self.finish(module, default, holds if numbers or held else None))
 
 
-def _is_plain(tensors: Sequence[Any]) -> bool:
+def _sizes(key: tuple[Any, ...]) -> list[Any]:
+    # Of tensors alone.
+    return [item for item in key if not isinstance(item, Number)]
+
+
+def _is_plain(given: Sequence[Any]) -> bool:
     # Whether kernels serve a call of these as they are, and nobody differentiates.
-    if not all(isinstance(item, torch.Tensor) for item in tensors) or is_transformed():
+    tensors = [item for item in given if isinstance(item, torch.Tensor)]
+    if is_transformed() or not tensors:
         return False
     if torch.is_grad_enabled() and any(map(requires_grad, tensors)):
         return False
@@ -260,21 +281,24 @@ def _writes(node: fx.Node) -> bool:
     return schema is not None and (schema.is_mutable or schema.name.endswith("batch_norm"))
 
 
-def _lift(nodes: fx.GraphModule, names: Sequence[str]) -> fx.GraphModule:
-    # With what it reads as its last arguments.
+def _lift(nodes: fx.GraphModule, numbers: Mapping[int, Any], names: Sequence[str]) -> fx.GraphModule:
+    # With what it reads as its last arguments, and without numbers among them.
     graph, copies = fx.Graph(), {}
-    for node in nodes.graph.find_nodes(op="placeholder"):
-        copies[node] = graph.node_copy(node)
+    for slot, node in enumerate(nodes.graph.find_nodes(op="placeholder")):
+        copies[node] = numbers[slot] if slot in numbers else graph.node_copy(node)
     lifted = {name: graph.placeholder(f"held_{slot}") for slot, name in enumerate(names)}
     copies |= {node: lifted[str(node.target)] for node in nodes.graph.find_nodes(op="get_attr")}
     graph.output(graph.graph_copy(nodes.graph, copies))
     return fx.GraphModule(nodes, graph)
 
 
-def _reading(traced: fx.GraphModule, nodes: fx.GraphModule, held: Mapping[str, Any]) -> fx.GraphModule:
+def _reading(
+    traced: fx.GraphModule, nodes: fx.GraphModule, numbers: Mapping[int, Any], held: Mapping[str, Any]
+) -> fx.GraphModule:
     # The reverse, with the function's own arguments.
     graph, copies = fx.Graph(), {}
-    arguments = [graph.node_copy(node) for node in nodes.graph.find_nodes(op="placeholder")]
+    every = [graph.node_copy(node) for node in nodes.graph.find_nodes(op="placeholder")]
+    arguments = [node for slot, node in enumerate(every) if slot not in numbers]
     arguments += [graph.get_attr(name) for name in held]
     for node, argument in zip(traced.graph.find_nodes(op="placeholder"), arguments, strict=True):
         copies[node] = argument

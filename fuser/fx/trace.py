@@ -413,7 +413,7 @@ class FusedFunction(Replayer, Generic[P, R]):
             for node, leaf in zip(traced.graph_module.graph.find_nodes(op="placeholder"), leaves, strict=True):
                 if isinstance(leaf, torch.Tensor) and not unusual_kind(leaf):
                     node.meta["first"] = describe(leaf)
-        can_be_sized = mode.reduces and bool(leaves) and NUMBER not in key
+        can_be_sized = mode.reduces and bool(leaves)
         nodes = _copy(traced.graph_module) if can_be_sized else None
         FusionPass(reduces=mode.reduces, differentiable=differentiable, device_type=mode.device_type)(
             traced.graph_module
@@ -437,14 +437,19 @@ class FusedFunction(Replayer, Generic[P, R]):
             return self._owned(Entry(traced, None, self._launcher_of(traced, None, key), run, mode))
 
         def finish(
-            module: fx.GraphModule, default_dtype: torch.dtype | None, holds: Callable[[], bool] | None
+            module: fx.GraphModule, default_dtype: torch.dtype | None, holds: Callable[..., bool] | None
         ) -> Entry:
             made = replace(traced, graph_module=module)
             own = as_function(module.graph, _find_called)
-            whole = find_whole_fusion(module)
+            # A record knows tensors alone, and what is asked besides is asked by what runs.
+            whole = find_whole_fusion(module) if holds is None else None
             launcher = self._launcher_of(made, whole, key, partial(SizedReplayer, default_dtype))
-            now = own if holds is None else lambda *leaves: (own if holds() else run)(*leaves)
-            return self._owned(Entry(made, whole, launcher, now, mode, is_sized=True, default_dtype=default_dtype))
+
+            def run_alike(*leaves: Any) -> Any:
+                return (own if holds is None or holds(*leaves) else self._find_entry(key, leaves).run)(*leaves)
+
+            ask = own if holds is None else run_alike
+            return self._owned(Entry(made, whole, launcher, ask, mode, is_sized=True, default_dtype=default_dtype))
 
         sized = SizedGraphs(nodes, mode.device_type, finish)
         if joint is None:
