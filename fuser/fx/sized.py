@@ -22,11 +22,11 @@ from fuser.fx.effects import calls_torch_alone, is_random
 from fuser.fx.fusion_node import FusionModule
 from fuser.fx.idle_copies import drop_idle_copies
 from fuser.fx.idle_views import drop_idle_views
-from fuser.fx.nodes import is_static
+from fuser.fx.nodes import is_size, is_static
 from fuser.fx.passes import FusionPass
 from fuser.fx.taking_turns import Turn, taking_turns
 from fuser.launcher import make_check
-from fuser.ops import is_known
+from fuser.ops import IS_NUMBER, is_known
 from fuser.process import is_of_current_handler
 from fuser.record import NUMBER_TYPES
 from fuser.route import Route, find_route, is_transformed, requires_grad
@@ -67,11 +67,22 @@ class SizedGraph(Generic[T]):
 def arranges(module: fx.GraphModule) -> bool:
     """Whether a graph with fusion nodes has something left that may join them where sizes are known."""
     nodes = [node for node in module.graph.nodes if node.op in {"call_function", "call_method", "call_module"}]
-    left = [node for node in nodes if not _is_fusion(module, node)]
+    numbers = _find_numbers(module.graph)
+    left = [node for node in nodes if node not in numbers and not _is_fusion(module, node)]
     is_of_torch = len(nodes) <= MAX_NODES and all(map(calls_torch_alone, left))
     if not is_of_torch or any(_name(node) in _OF_MEMORY for node in left):
         return False
     return any(_may_join(module, node) for node in left)
+
+
+def _find_numbers(graph: fx.Graph) -> set[fx.Node]:
+    # Arithmetic on them stays Python's.
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        sources = node.all_input_nodes
+        if node.meta.get(IS_NUMBER) or is_size(node) or (sources and found.issuperset(sources)):
+            found.add(node)
+    return found
 
 
 def is_differentiable_at_once(graph: fx.Graph) -> bool:
