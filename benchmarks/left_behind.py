@@ -167,8 +167,12 @@ def find_device() -> torch.device:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, write."""
-    every = find_cases()
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.left_behind", description=__doc__)
+    run(find_cases(), "left_behind", arguments)
+
+
+def run(every: Mapping[str, Case], name: str, arguments: Sequence[str] | None) -> None:
+    """Measure the cases that the arguments name, and write ``benchmarks/results/NAME_DEVICE.json``."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}")
     parser.add_argument("--case", nargs="+", choices=every, default=list(every))
     parser.add_argument("--budget", type=float, default=0.1, metavar="SECONDS", help="time for a turn of a contestant")
     parser.add_argument("--out", type=Path, metavar="JSON")
@@ -176,10 +180,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     device = find_device()
     records: dict[str, Record] = {}
     document = {"schema": SCHEMA, "environment": describe_environment(device), "records": records}
-    for name in options.case:
-        records[name] = measure(every[name], device, options.budget)
-        print(f"{name:22}", *(f"{peer} {found}" for peer, found in records[name].items()), flush=True)
-        write_json(document, options.out or RESULTS / f"left_behind_{device.type}.json")
+    for case in options.case:
+        records[case] = measure(every[case], device, options.budget)
+        print(f"{case:22}", *(f"{peer} {found}" for peer, found in records[case].items()), flush=True)
+        write_json(document, options.out or RESULTS / f"{name}_{device.type}.json")
 
 
 if __name__ == "__main__":
