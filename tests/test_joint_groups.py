@@ -222,6 +222,16 @@ EXPANSIONS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], int]] 
     "another layout": (lambda r, x: r.expand(4, 6).exp() + x, (torch.randn(4, 1), torch.randn(6, 4).t()), 1),
     "no dimensions": (lambda r, x: r.expand(4, 6) * x, (torch.randn(()), torch.randn(4, 6)), 0),
     "no dimensions, another dtype": (lambda r, x: r.expand(4, 6) * x, (torch.randn(()), torch.randn(4, 6).half()), 1),
+    "an op of torch's": (
+        lambda r, x: torch.special.i0e(r.expand(6, 67)) * x,
+        (torch.arange(1, 7).bfloat16()[:, None] / 4, torch.randn(6, 67).bfloat16()),
+        1,
+    ),
+    "oneDNN's": (
+        lambda r, x: ATEN.gelu_backward(r.expand(4, 6) / 6, x),
+        (torch.randn(4, 1), torch.randn(4, 6)),
+        1,
+    ),
 }
 
 

@@ -1,7 +1,8 @@
 """Expanded tensors in a graph's middle: pointwise ops read what was expanded instead, which broadcasts by itself.
 
 Gradients of sums and means are expanded to the shape of what was summed, scaled, and multiplied with something of that
-shape: with the expansion gone, scaling is work per row, and all of it one group.
+shape: with the expansion gone, scaling is work per row, and all of it one group. What stays torch's reads what it did:
+torch's kernels have other bits for some layouts.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from typing import Any
 import torch
 from torch import fx
 from torch.fx.node import map_arg
+
+from fuser.fx.nodes import bind_node, is_fusible
 
 __all__ = ["drop_expansions"]
 
@@ -43,7 +46,7 @@ def _find_smaller(expanded: fx.Node, order: dict[fx.Node, int]) -> dict[fx.Node,
         node = min(waiting, key=order.__getitem__)
         waiting.remove(node)
         own = node.meta.get("val")
-        if not _is_pointwise(node) or not isinstance(own, torch.Tensor):
+        if not isinstance(own, torch.Tensor) or not _is_pointwise(node, own.device.type):
             return None
         given = {item: values.get(item, item.meta.get("val")) for item in node.all_input_nodes}
         if not all(_can_compute(value, item) for item in given.values()):
@@ -67,12 +70,16 @@ def _can_compute(value: torch._subclasses.FakeTensor, other: object) -> bool:
     return is_number or getattr(other, "fake_mode", None) is value.fake_mode
 
 
-def _is_pointwise(node: fx.Node) -> bool:
+def _is_pointwise(node: fx.Node, device_type: str) -> bool:
+    # Whether it broadcasts, and groups take it.
     target = node.target
     known = isinstance(target, torch._ops.OpOverload) and (
         torch.Tag.pointwise in target.tags or target is _ATEN._to_copy.default
     )
-    return known and not target._schema.is_mutable  # type: ignore[union-attr]
+    # Without a kernel torch's own is called, and oneDNN's takes tensors of one shape.
+    is_onednn = target is _ATEN.gelu_backward.default and device_type == "cpu"
+    is_pure = known and not target._schema.is_mutable  # type: ignore[union-attr]
+    return is_pure and not is_onednn and is_fusible(node, bind_node(node))
 
 
 def _lies(value: torch.Tensor) -> str:
