@@ -407,8 +407,9 @@ def _spread(
         return vector, Tuning(
             block=block, unroll=unroll, team=team, is_resident=True, cluster=cluster, multiple=multiple, spare=spare
         )
-    # What is read again comes from as many threads as there are.
+    # What is read again comes from as many threads as there are, and as it takes for each to have its slots in turn.
     unroll = power_below(min(IN_FLIGHT_BYTES // (2 * vector * bytes_per_element), MAX_UNROLL))
+    threads = max(threads, whole // (unroll * vector))
     return vector, Tuning(block=max(threads, BLOCK), unroll=unroll, team=threads, multiple=multiple)
 
 

@@ -510,11 +510,13 @@ def test_another_order_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not torch.equal(run_emulated(centred("sum", (1,)), [x])[0], expected(x.abs(), "sum", (1,)))
 
 
-def whole(order: str) -> FusionGroup:
+def whole(order: str, factors: int = 0) -> FusionGroup:
     """abs(x), the sums of its rows in an order of softmax, the product of both; and, of any order, rows' maxima."""
     builder = GroupBuilder("strict")
     x = builder.add_input("x")
     (v,) = builder.apply(OPS["abs"].function, [x])
+    for number in range(factors):
+        (v,) = builder.apply(OPS["mul"].function, [v, builder.add_input(f"one{number}")])
     (s,) = builder.apply(total_function(1, order), [v])
     (top,) = builder.apply(reduction_function("amax", (1,), True), [x])
     return builder.build(
@@ -522,12 +524,15 @@ def whole(order: str) -> FusionGroup:
     )
 
 
-def check_softmax(order: str, shape: tuple[int, ...], dtype: torch.dtype, *, descending: bool = False) -> None:
+def check_softmax(
+    order: str, shape: tuple[int, ...], dtype: torch.dtype, factors: int = 0, *, descending: bool = False
+) -> None:
     torch.manual_seed(0)
     x = (torch.randn(shape) * torch.exp(2 * torch.randn(shape))).to(dtype)
     # Zeros of both signs: which is larger depends on the order, but is the same for the whole row.
     x[1:2] = torch.where(torch.rand(shape[1:]) < 0.5, -0.0, 0.0)
-    total, product, scaled = run_emulated(whole(order), [x], descending=descending)
+    given = [x, *[torch.ones_like(x)] * factors]
+    total, product, scaled = run_emulated(whole(order, factors), given, descending=descending)
     layout = coalesce(shape, x.stride(), (1,))
     schedule = find_schedule(order, layout, x.element_size(), GpuSize(), is_aligned=True)
     assert schedule is not None
@@ -540,20 +545,24 @@ def check_softmax(order: str, shape: tuple[int, ...], dtype: torch.dtype, *, des
     assert torch.equal(signs, signs[:, :1].expand_as(signs))
 
 
-# Neighbours of one thread, rows that begin anywhere, rows of several blocks, and columns.
+# Neighbours of one thread, rows that begin anywhere, rows of several blocks, columns, and rows of so many tensors that
+# no thread keeps what it reads for several of torch's.
 @pytest.mark.cpu
 @pytest.mark.parametrize(
-    ("order", "shape", "dtype"),
+    ("order", "shape", "dtype", "factors"),
     [
-        ("softmax", (3, 1000), torch.float32),
-        ("softmax", (9, 50), torch.float32),
-        ("softmax", (3, 10001), torch.bfloat16),
-        ("log_softmax_backward", (3, 32768), torch.float32),
-        ("softmax", (2, 100, 30), torch.bfloat16),
+        ("softmax", (3, 1000), torch.float32, 0),
+        ("softmax", (9, 50), torch.float32, 0),
+        ("softmax", (3, 10001), torch.bfloat16, 0),
+        ("log_softmax_backward", (3, 32768), torch.float32, 0),
+        ("softmax", (2, 100, 30), torch.bfloat16, 0),
+        ("softmax_backward", (8, 2048), torch.float32, 5),
     ],
 )
-def test_kernels_keep_the_order_of_softmax(order: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    check_softmax(order, shape, dtype)
+def test_kernels_keep_the_order_of_softmax(
+    order: str, shape: tuple[int, ...], dtype: torch.dtype, factors: int
+) -> None:
+    check_softmax(order, shape, dtype, factors)
 
 
 @pytest.mark.cpu
