@@ -18,6 +18,7 @@ from fuser import compiler, disk_cache, planner
 from fuser.access import STATIC_SHARED_BYTES, Access, Tuning, plan_walk
 from fuser.config import config
 from fuser.cxx.functor import parse_functor
+from fuser.errors import CompileError
 from fuser.function import Function
 from fuser.geometry import divider, launch_shape, pack_geometry
 from fuser.graph import FusionGroup, GroupBuilder
@@ -283,14 +284,20 @@ def test_a_search_keeps_what_is_faster_by_more_than_noise(monkeypatch: pytest.Mo
     monkeypatch.setattr(tuner, "tunings", SimpleNamespace(**vars(tunings)))
 
     def run() -> float:
-        return times.get(tunings.tuned(spec, args, "GPU").tuning, 100.0)
+        tuning = tunings.tuned(spec, args, "GPU").tuning
+        if tuning == too_large:
+            # As where the rows of a block wait with more than there is shared memory for.
+            raise CompileError("too much shared data")
+        return times.get(tuning, 100.0)
 
+    too_large = Tuning(block=512, unroll=4)
     times[Tuning(block=512)] = 99.5
     assert tuner._tune(candidate, run).chosen == args.tuning
     times[Tuning(block=128)] = 90.0
     report = tuner._tune(candidate, run)
     assert report.chosen == Tuning(block=128)
     assert [trial.time_us for trial in report.trials if trial.tuning == report.chosen] == [90.0]
+    assert {trial.tuning for trial in report.trials} == {*tunings.candidates(args)} - {too_large}
     assert kept == [args.tuning, Tuning(block=128)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -13,6 +13,7 @@ import torch
 from fuser import log
 from fuser.access import Tuning
 from fuser.config import config
+from fuser.errors import CompileError
 from fuser.process import Lock
 from fuser.progress import Progress
 from fuser.tuning import table as tunings
@@ -126,11 +127,11 @@ def _search(found: Sequence[Candidate], run: Callable[[], Any]) -> TuningReport:
 
 
 def _tune(candidate: Candidate, run: Callable[[], Any]) -> KernelTrials:
-    trials = []
+    trials = list[Trial]()
     choices = tunings.candidates(candidate.args)
     with Progress("autotune", len(choices)) as bar:
         for tuning in choices:
-            with tunings.use(candidate, tuning):
+            with tunings.use(candidate, tuning), suppress(*_refusals(trials)):
                 config.touch()
                 trials.append(Trial(tuning, _time_us(run)))
             bar.advance(candidate.names)
@@ -140,6 +141,11 @@ def _tune(candidate: Candidate, run: Callable[[], Any]) -> KernelTrials:
     found = KernelTrials(candidate.names, tuple(trials), chosen)
     log.say("tuning", str(found))
     return found
+
+
+def _refusals(trials: Sequence[Trial]) -> tuple[type[Exception], ...]:
+    # For what the rows of a larger block wait with there may be no shared memory: that is no kernel then.
+    return (CompileError,) if trials else ()
 
 
 @contextmanager
