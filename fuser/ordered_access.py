@@ -14,7 +14,7 @@ from fuser.layout import IterationSpace
 from fuser.orders import RowOrder, Schedule
 from fuser.row_space import count_accumulators, has_one_pass, moving_widths, reduction_levels
 
-__all__ = ["plan_ordered_walk", "step_of", "warps_beside"]
+__all__ = ["plan_ordered_walk", "step_of", "waiting_parts", "warps_beside"]
 
 # Threads of a block where a row has fewer, and at most; bytes of rows that the threads of a block keep in registers, of
 # each at most.
@@ -289,6 +289,15 @@ def _by_planes(
     return tuning._replace(unroll=planes * each, planes=planes, laps=laps, has_all_planes=has_all)
 
 
+def waiting_parts(order: RowOrder) -> int:
+    """Return how many parts of a reduction wait for others in a block's shared memory, at most."""
+    schedule = order.schedule
+    if not order.spreads or order.is_across:
+        return schedule.x * schedule.y if order.is_across else max(schedule.x * schedule.y, BLOCK)
+    # What two passes in turn come to, of as many rows as a block may have, and of each slot that is not asked by lanes.
+    return 2 * (BLOCK // LEAST_TEAM) * (schedule.y + schedule.slots * schedule.is_serial)
+
+
 def step_of(count: int, vector: int = 2) -> int:
     """Return of what a thread's number of vectors is a multiple.
 
@@ -477,8 +486,8 @@ def _across(
             unroll //= 2
         return vector, Tuning(block=block, unroll=unroll, team=team, piece=piece if piece > 1 else 0)
     team = min(max(BLOCK // threads, WARP), MAX_BLOCK // threads, power_above(-(-count // vector)))
-    while team * threads * vector * accumulators * ACCUMULATOR_BYTES > SHARED_BYTES and team > 1:
-        team //= 2
+    while team * threads * vector * accumulators * ACCUMULATOR_BYTES > SHARED_BYTES and team * vector > 1:
+        team, vector = (team // 2, vector) if team > 1 else (team, vector // 2)
     least = max(order.schedule.accumulators, GATHER_VECTOR)
     is_light = vector <= GATHER_VECTOR and MAX_UNROLL * vector * sum(itemsizes) <= IN_FLIGHT_BYTES
     # What is written takes registers that more elements in flight would; so do moments, but where many blocks add up.

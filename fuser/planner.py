@@ -38,6 +38,7 @@ from fuser.kernel_spec import ArgSpec, KernelSpec, ValueLayout, infer_layouts
 from fuser.layout import IterationSpace, Strides
 from fuser.missing import name_warmup
 from fuser.order_check import OrderCase, is_kept
+from fuser.ordered_access import waiting_parts
 from fuser.orders import RowOrder
 from fuser.plain_torch import unwatched
 from fuser.plan import Buffer, Plan, Step, event_name
@@ -418,14 +419,14 @@ def _cut(expanded: Expanded, outputs: Sequence[TensorDesc], device: torch.device
 
 
 def _shared_bytes(expanded: Expanded, orders: Orders) -> dict[int, int]:
-    # In torch's order each thread of a row waits for others with what it has of all reductions.
-    found = {}
-    for index, order in orders.items():
-        function = expanded.group.applications[index].function
-        dtype = expanded.values[expanded.group.applications[index].tensors[0]].desc.dtype
-        if order is not None and not order.spreads and function.reduction and dtype is not None:
-            threads = order.schedule.x * order.schedule.y
-            found[index] = threads * len(function.reduction.identity) * max(dtype.itemsize, 4)
+    # In torch's order each thread of a row waits for others with what it has of all reductions: also of those that any
+    # order serves, which share its walk.
+    parts = {index: waiting_parts(order) if order else 0 for index, order in orders.items()}
+    most, found = max(parts.values(), default=0), {}
+    for index, item in enumerate(expanded.group.applications):
+        reduction, dtype = item.function.reduction, expanded.values[item.tensors[0]].desc.dtype
+        if reduction is not None and dtype is not None:
+            found[index] = parts.get(index, most) * len(reduction.identity) * max(dtype.itemsize, 4)
     return found
 
 

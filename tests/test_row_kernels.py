@@ -69,6 +69,39 @@ def test_kernels_compile(before: str, reduced: str, dtype: torch.dtype, rows: in
     assert compile_rows(build(before, reduced, dtype, "strict"), dtype, rows, length) > 0
 
 
+# What their threads wait with for each other takes more shared memory than a block has: the rest is another launch's.
+@pytest.mark.parametrize(
+    ("op", "count", "shape", "dim"),
+    [
+        # Of serial orders, each of torch's threads waits; of two rows of a block, or of one.
+        ("_softmax_backward_data", 3, (300, 2041), -1),
+        pytest.param("_softmax_backward_data", 6, (3, 36845), -1, marks=pytest.mark.slow),
+        # Rows of few threads are several of a block.
+        pytest.param("var", 20, (300, 300), -1, marks=pytest.mark.slow),
+        # Maxima, which any order serves, are in a pass of their own.
+        pytest.param("_softmax", 24, (64, 1000, 2), 1, marks=pytest.mark.slow),
+    ],
+)
+def test_what_waits_fits_in_shared_memory(op: str, count: int, shape: tuple[int, ...], dim: int) -> None:
+    builder, made, x = GroupBuilder(), list[int](), torch.empty(shape, dtype=torch.float64)
+    for number in range(count):
+        own = [builder.add_input(f"x{number}")]
+        if op == "var":
+            correction = builder.add_input(f"correction{number}", is_scalar=True)
+            made += builder.apply(reduction_function(op, (dim,)), own, [correction])
+        else:
+            is_backward = "backward" in op
+            own += [builder.add_input(f"made{number}")] if is_backward else []
+            form = (dim, "float64") if is_backward else (dim,)
+            made += builder.apply(composite_function(op, form), own)
+    group = builder.build(made)
+    inputs = [1.0 if item.is_scalar else x for item in group.inputs]
+    sources = kernel_sources(register(group), inputs, "cuda")
+    # The first one is the largest.
+    assert len(sources) > 1
+    assert compile_cubin(sources[0], "sm_90")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_kernels_of_any_rows_compile(seed: int) -> None:
