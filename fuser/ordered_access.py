@@ -217,18 +217,18 @@ def _along(
         least = max(4 // min(itemsizes), 1)
         while vector > least and team < MAX_SPLIT * WARP and steps * vector * bytes_per_element > SPLIT_BYTES // 2:
             vector, team = vector // 2, team * 2
-    unroll = 0
-    if schedule.vector > 1 == schedule.accumulators:
+    block = max(team, BLOCK) if schedule.blocks == 1 else team
+    most = min(most, BLOCK_BYTES // block // bytes_per_element) // vector
+    unroll, is_kept = 0, steps <= most and schedule.blocks == 1
+    if is_kept and schedule.vector > 1 == schedule.accumulators:
         # A warp, or a part of one, does what torch's threads do, as far as it can keep what it reads.
         for few in (8, 16, WARP):
             own = _vectors_of(-(-length // vector), few, schedule)
             is_enough = few == WARP or prod(space.sizes[rows.reduced :]) * few >= ENOUGH_THREADS
             if is_enough and own <= FEW_VECTORS and own * vector * bytes_per_element <= FEW_BYTES:
-                team, unroll = few, own
+                team, unroll, block = few, own, BLOCK
                 break
-    block = max(team, BLOCK) if schedule.blocks == 1 else team
-    most = min(most, BLOCK_BYTES // block // bytes_per_element) // vector
-    if steps <= most and schedule.blocks == 1:
+    if is_kept:
         step = step_of(steps)
         unroll = unroll or max(-(-steps // step) * step, 1)
         tuning = Tuning(block=block, unroll=unroll, team=team, is_resident=True, multiple=multiple)

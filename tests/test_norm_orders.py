@@ -17,7 +17,7 @@ from fuser.cuda.aten_orders import GpuSize, Layout, find_schedule
 from fuser.debug import kernel_sources
 from fuser.errors import UnsupportedError
 from fuser.graph import GroupBuilder
-from fuser.ops import composite_function
+from fuser.ops import OPS, composite_function
 
 pytestmark = pytest.mark.cpu
 
@@ -420,3 +420,16 @@ def test_squares_that_are_infinite_divide_to_zero() -> None:
     with config.patch(numerics="fast"):
         made = fuser.fuse(lambda x: torch.nn.functional.layer_norm(x * 2, (6, 6)))(x)
     assert not made.any()
+
+
+def test_statistics_of_what_many_tensors_make_up_are_added_up_by_all_threads() -> None:
+    """Rows of which no thread can hold so much as it takes to do what several of torch's do."""
+    torch.manual_seed(0)
+    x, builder = wide(5, 64), GroupBuilder()
+    value = builder.add_input("x")
+    for number in range(8):
+        (value,) = builder.apply(OPS["mul"].function, [value, builder.add_input(f"one{number}")])
+    form, eps = ((64,), False, True, False), builder.add_input("eps", is_scalar=True)
+    _, rstd = builder.apply(composite_function("_fused_rms_norm", form), [value], [eps])
+    (made,) = run_emulated(builder.build([rstd]), [x, *[torch.ones_like(x)] * 8, 1e-5])
+    assert torch.equal(made, run("_fused_rms_norm", form, input=x)[1])
