@@ -313,7 +313,8 @@ def warps_beside(team: int, schedule: Schedule) -> int:
 
 def _vectors_of(vectors: int, team: int, schedule: Schedule) -> int:
     # How many of a row's vectors a thread has at most.
-    rounds, rest = divmod(vectors, schedule.slots)
+    # No divmod: sizes may be symbols.
+    rounds, rest = vectors // schedule.slots, vectors % schedule.slots
     warps = warps_beside(team, schedule)
     lanes, together = team // warps, warps * schedule.x
     apart = schedule.x // lanes

@@ -437,7 +437,8 @@ def column_pieces(length: int, rows: int, itemsizes: Sequence[int], part_bytes: 
     most = rows // (tuning.block // tuning.team)
     if most < processors:
         return 0
-    return processors * max(min(persistent_blocks(tuning), most // (ROWS_OF_TEAM * processors)), 1)
+    # A number of the group that is made, also where sizes are symbols.
+    return processors * int(max(min(persistent_blocks(tuning), most // (ROWS_OF_TEAM * processors)), 1))
 
 
 def _team(steps: int, unroll: int) -> int:

@@ -15,10 +15,14 @@ from hypothesis import strategies as st
 
 import fuser
 from fuser import planner, resizing
+from fuser.compiler import register
 from fuser.config import config
+from fuser.graph import GroupBuilder
 from fuser.layout import contiguous_strides
+from fuser.ops import composite_function
 from fuser.record import allocations, pack_step
 from fuser.sizes import Deferred, Tape, write_program
+from fuser.tensor_desc import TensorDesc
 
 MULTIPLY = "template <typename T> T f(T x, T y) { return x * y + x; }"
 ADD = "template <typename T> T add(T a, T b) { return a + b; }"
@@ -87,6 +91,20 @@ def test_what_a_program_does_not_ask_is_free() -> None:
     assert program((6, 5, 2)) is None
     with pytest.raises(TypeError):
         rows / columns
+
+
+@pytest.mark.parametrize("numerics", ["strict", "fast"])
+def test_gradients_of_norms_on_a_gpu_are_planned_for_symbols(numerics: str) -> None:
+    """In torch's order, and with columns beside rows: what symbols cannot do is planned for each size."""
+    builder, (rows, length) = GroupBuilder(numerics), (tape := Tape((1120, 1024))).sizes
+    function = composite_function("native_layer_norm_backward", ((1024,), 2, True, True, True, (True, True, True)))
+    names = [item.name for item in function.functor.tensors]
+    group = builder.build(builder.apply(function, [builder.add_input(name) for name in names]))
+    shapes = {"grad_out": (rows, length), "input": (rows, length), "mean": (rows, 1), "rstd": (rows, 1)}
+    given = [shapes.get(name, (length,)) for name in names]
+    inputs = [TensorDesc(torch.Tensor, torch.float32, x, (x[-1], 1)[-len(x) :], torch.device("cuda")) for x in given]
+    assert hash(tuple(planner.find_texts(register(group), inputs, trusts_orders=True)))
+    assert tape.find_alike(torch.tensor([[1120, 1024], [1280, 1024], [5, 1024]])).tolist() == [True, True, False]
 
 
 # --- programs of plans -------------------------------------------------------------------------------------------
