@@ -119,6 +119,26 @@ def test_gradients_stay_each_nodes_where_a_function_is_more_than_its_results() -
 
 
 @pytest.mark.cpu
+@pytest.mark.parametrize("needs_grad", [False, True])
+def test_what_torch_composes_of_other_ops_is_what_its_kernels_make_of_it(needs_grad: bool) -> None:
+    # Torch has other formulas for symbols, of which one draws where eager torch does not.
+    functions: list[Callable[[Tensor], Any]] = [
+        lambda x: F.interpolate(torch.cat([x, x]), scale_factor=1.7, mode="bicubic") * 2,
+        lambda x: torch.cat([F.dropout(x, 1.0), F.dropout(x, 0.5)]) * 2,
+    ]
+    for function in functions:
+        fused = fuser.fuse(function)
+        for rows in (5, 6):
+            x = torch.randn(2, 3, rows, 4, requires_grad=needs_grad)
+            made = []
+            for call in (fused, function):
+                torch.manual_seed(0)
+                result = call(x)
+                made.append((result, *(torch.autograd.grad(result.sum(), x) if needs_grad else ()), torch.rand(2)))
+            check(*made)
+
+
+@pytest.mark.cpu
 def test_many_sizes_share_the_graph_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     traced: list[Any] = []
     trace = sized.SizedGraphs._trace

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuser import counters
 from fuser.errors import UnsupportedError
@@ -84,7 +85,6 @@ def trace_joint(
         is_function: whether results that share memory with inputs or with each other are to do so: there is no trace of
             such, nor of what warns.
     """
-    from torch._dispatch.python import enable_python_dispatcher  # noqa: PLC0415 - as below
     from torch._functorch.aot_autograd import aot_module_simplified  # noqa: PLC0415 - takes a second
 
     from fuser.fx.backend import compile_graph, split_passes  # noqa: PLC0415 - as above
@@ -99,10 +99,11 @@ def trace_joint(
 
     try:
         module = bind_constants(nodes, inputs, varying)
+        own: Any = _AsCalled(module)
         known = [[kinds[1 + slot] for kinds in before] for slot in varying]
         mode, fakes, find_guard = make_fakes([inputs[slot] for slot in varying], known)
-        with warnings.catch_warnings(record=is_function) as said, mode, enable_python_dispatcher(), packing_nothing():
-            made = module(*fakes)
+        with warnings.catch_warnings(record=is_function) as said, mode, packing_nothing():
+            made = own(*fakes)
         shared = _find_shared(made, fakes)
         _check_function(does_more=is_function and bool(shared or said))
         continuous = tuple(slot for slot, item in enumerate(made) if item.requires_grad)
@@ -112,7 +113,7 @@ def trace_joint(
         forward = backward = None
         try:
             with Turn(), packing_nothing(), _floats_as_they_are() if numbers else nullcontext():
-                aot_module_simplified(module, fakes, lambda graph, _: compile_graph(graph), partition_fn=split)
+                aot_module_simplified(own, fakes, lambda graph, _: compile_graph(graph), partition_fn=split)
         except _Split as both:
             # All that is wanted of AOTAutograd.
             forward, backward = (compile_graph(item) for item in both.passes)
@@ -152,6 +153,30 @@ def _floats_as_they_are() -> Iterator[None]:
         yield
     finally:
         module.tensorify_python_scalars = before
+
+
+class _AsCalled(torch.nn.Module):
+    """A graph in which what torch composes of other ops is what its C++ makes of it.
+
+    For symbols torch has decompositions in Python, too, some of which compute otherwise: ``interpolate`` from weights
+    that it rounds. What is below those still needs torch's Python to know symbols.
+    """
+
+    def __init__(self, graph_module: fx.GraphModule) -> None:
+        super().__init__()
+        self.graph_module = graph_module
+
+    def forward(self, *inputs: Any) -> Any:
+        with torch._C._DisablePythonDispatcher(), _PythonBelow():  # type: ignore[no-untyped-call]
+            return self.graph_module(*inputs)
+
+
+class _PythonBelow(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Turns torch's Python on again, below autograd."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C._EnablePythonDispatcher():
+            return func(*args, **(kwargs or {}))
 
 
 class _Split(BaseException):

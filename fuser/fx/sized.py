@@ -250,8 +250,7 @@ def _is_plain(given: Sequence[Any]) -> bool:
 def _trace_plainly(function: fx.GraphModule, mode: Any, fakes: Sequence[Any]) -> fx.GraphModule | None:
     # None where calls do more than to compute tensors: they are to warn of what the trace warns of, to write, and to
     # return what autograd goes on from.
-    from torch._dispatch.python import enable_python_dispatcher  # noqa: PLC0415 - brings sympy
-    from torch._subclasses.functional_tensor import (  # noqa: PLC0415
+    from torch._subclasses.functional_tensor import (  # noqa: PLC0415 - brings sympy
         FunctionalTensor,
         FunctionalTensorMode,
         dispatch_functionalize,
@@ -271,7 +270,8 @@ def _trace_plainly(function: fx.GraphModule, mode: Any, fakes: Sequence[Any]) ->
     needs_grad = torch.is_grad_enabled()
     with Turn(), warnings.catch_warnings(record=True) as said, torch.inference_mode(mode=False):
         warnings.simplefilter("always")
-        with torch.set_grad_enabled(needs_grad), keeping_nothing(), mode, enable_python_dispatcher():
+        # Without torch's decompositions for symbols, which compute otherwise than its kernels.
+        with torch.set_grad_enabled(needs_grad), keeping_nothing(), mode:
             traced = make_fx(look)(*fakes)
             if any(map(_writes, traced.graph.nodes)):
                 # To what it made itself, unless it writes to arguments.
