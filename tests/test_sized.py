@@ -116,6 +116,12 @@ def test_gradients_stay_each_nodes_where_a_function_is_more_than_its_results() -
         torch.manual_seed(0)
         assert torch.equal(first, torch.autograd.grad(F.dropout(torch.cat([x, x * 2]), 0.5).sum(), x)[0])
         assert seen(x, y)[1]._base is x
+    turned = fuser.fuse(lambda x: torch.cat([x.exp(), x]).exp().t())
+    # What autograd read of it is another than it was.
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        turned(x).mul_(2).sum().backward()
+    moved = fuser.fuse(lambda x: (torch.cat([x * 2, x]) + 1).t())
+    assert torch.equal(torch.autograd.grad(moved(x).mul_(3).sum(), x)[0], torch.full_like(x, 9))
 
 
 @pytest.mark.cpu

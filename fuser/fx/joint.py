@@ -292,7 +292,8 @@ class _Differentiated(torch.autograd.Function):
         assert joint is not None, "it has gradients"
         assert joint.forward is not None, "it has gradients"
         made = joint.forward([give(inputs[slot]) for slot in joint.varying])
-        outputs = tuple(made[: joint.count])
+        # What a function of autograd's returns as a view may not be written to; it has one version with what is saved.
+        outputs = tuple([item.detach() if item._is_view() else item for item in made[: joint.count]])
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*[x for slot, x in enumerate(outputs) if slot not in joint.continuous])
         saved = made[joint.count :]
