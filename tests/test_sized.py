@@ -193,6 +193,13 @@ def test_who_writes_differentiates_or_maps_gets_the_graph_for_all() -> None:
         x, y = torch.zeros(2, 3), torch.ones(2, 3)
         check(fused(x, y), torch.cat([torch.ones(2, 3), y]) * 2)
         assert torch.equal(x, torch.ones(2, 3))
+    for change in (lambda x: x.t_(), lambda x: x.requires_grad_()):  # type: ignore[misc]
+        # Of the argument itself.
+        fused = fuser.fuse(lambda x, change=change: (change(x), (torch.cat([x, x]) * 2).detach())[1])
+        for _ in range(2):
+            mine, eagers = torch.ones(2, 3), torch.ones(2, 3)
+            fused(mine), change(eagers)
+            check(mine, eagers)
     function = FUNCTIONS["rope"]
     fused = fuser.fuse(function)
     x, y = torch.randn(3, 4, requires_grad=True), torch.randn(3, 4)

@@ -262,9 +262,12 @@ def _trace_plainly(function: fx.GraphModule, mode: Any, fakes: Sequence[Any]) ->
 
     def look(*tensors: Any) -> Any:
         nonlocal does_more
+        before = [*map(_find_kind, tensors)]
         made = function(*tensors)
         does_more |= not _is_of_tensors(made)
         does_more |= any(is_written(item.elem) for item in tensors if isinstance(item, FunctionalTensor))
+        # Such as t_ of an argument.
+        does_more |= before != [*map(_find_kind, tensors)]
         return made
 
     needs_grad = torch.is_grad_enabled()
@@ -277,6 +280,10 @@ def _trace_plainly(function: fx.GraphModule, mode: Any, fakes: Sequence[Any]) ->
                 # To what it made itself, unless it writes to arguments.
                 traced = make_fx(dispatch_functionalize(look, FunctionalTensorMode()))(*fakes)
     return None if said or does_more or any(map(_writes, traced.graph.nodes)) else traced
+
+
+def _find_kind(item: torch.Tensor) -> tuple[Any, ...]:
+    return item.shape, item.stride(), item.storage_offset(), item.requires_grad
 
 
 def _is_of_tensors(made: Any) -> bool:
