@@ -234,6 +234,11 @@ def test_what_a_graph_relies_on_besides_sizes_is_looked_at_in_each_call() -> Non
                 check(fused(whole), function(whole))
         finally:
             torch.set_default_dtype(before)
+    for needs_grad in (False, True):
+        fused, x = fuser.fuse(lambda x: (torch.cat([x, x]), torch.zeros(2) + 1)), x.clone().requires_grad_(needs_grad)
+        for device in ("cpu", "meta", "cpu"):
+            with torch.device(device):
+                assert fused(x)[1].device.type == device
 
 
 @pytest.mark.cpu
