@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -116,6 +117,13 @@ def test_gradients_stay_each_nodes_where_a_function_is_more_than_its_results() -
         torch.manual_seed(0)
         assert torch.equal(first, torch.autograd.grad(F.dropout(torch.cat([x, x * 2]), 0.5).sum(), x)[0])
         assert seen(x, y)[1]._base is x
+    loss = fuser.fuse(lambda x, y: F.mse_loss(torch.cat([x, x]), y))
+    with warnings.catch_warnings():
+        # Which users ignore, and may not later.
+        warnings.simplefilter("ignore")
+        loss(x, y[:1])
+    with pytest.warns(UserWarning, match="a target size"):
+        loss(x, y[:1, :1])
     turned = fuser.fuse(lambda x: torch.cat([x.exp(), x]).exp().t())
     # What autograd read of it is another than it was.
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):

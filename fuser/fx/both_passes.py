@@ -103,6 +103,8 @@ def trace_joint(
         known = [[kinds[1 + slot] for kinds in before] for slot in varying]
         mode, fakes, find_guard = make_fakes([inputs[slot] for slot in varying], known)
         with warnings.catch_warnings(record=is_function) as said, mode, packing_nothing():
+            if is_function:
+                warnings.simplefilter("always")
             made = own(*fakes)
         shared = _find_shared(made, fakes)
         _check_function(does_more=is_function and bool(shared or said))
