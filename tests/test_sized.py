@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -217,8 +218,6 @@ def test_who_writes_differentiates_or_maps_gets_the_graph_for_all() -> None:
         mine, eagers = (torch.autograd.grad(call(x, y).sum(), x)[0] for call in (run, function))
         assert torch.equal(mine, eagers)
     check(torch.vmap(fused)(x.detach()[None], y[None]), function(x.detach(), y)[None])
-    with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
-        fuser.fuse(FUNCTIONS["cat"])(torch.ones(2, 3), torch.ones(4, 3))
 
 
 @pytest.mark.cpu
@@ -247,6 +246,26 @@ def test_what_a_graph_relies_on_besides_sizes_is_looked_at_in_each_call() -> Non
         for device in ("cpu", "meta", "cpu"):
             with torch.device(device):
                 assert fused(x)[1].device.type == device
+
+
+@pytest.mark.cpu
+def test_calls_that_fail_say_only_what_torch_says_and_leave_others_their_kernels(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("torch._subclasses.fake_tensor"), "handlers", [caplog.handler])
+    function = FUNCTIONS["rope"]
+    for needs_grad in (False, True):
+        fused = fuser.fuse(function)
+        x = torch.ones(2, 4, requires_grad=needs_grad)
+        for rows in range(3, sized.MAX_GRAPHS + 4):
+            with pytest.raises(RuntimeError):
+                fused(x, torch.ones(rows, 4))
+        check(fused(x, x), function(x, x))
+        fuser.reset_stats()
+        check(fused(x, x), function(x, x))
+        assert fuser.stats()["launches"] == 1
+    assert not [item.getMessage() for item in caplog.records if item.levelno >= logging.WARNING]
+    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.cpu

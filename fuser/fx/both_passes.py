@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuser import counters
 from fuser.errors import UnsupportedError
-from fuser.fx.call_kinds import bind_constants, is_like, make_fakes
+from fuser.fx.call_kinds import asking_quietly, bind_constants, is_like, make_fakes
 from fuser.fx.taking_turns import Turn
 from fuser.process import is_of_current_handler
 from fuser.warming.follow import packing_nothing
@@ -102,7 +102,7 @@ def trace_joint(
         own: Any = _AsCalled(module)
         known = [[kinds[1 + slot] for kinds in before] for slot in varying]
         mode, fakes, find_guard = make_fakes([inputs[slot] for slot in varying], known)
-        with warnings.catch_warnings(record=is_function) as said, mode, packing_nothing():
+        with warnings.catch_warnings(record=is_function) as said, mode, packing_nothing(), asking_quietly():
             if is_function:
                 warnings.simplefilter("always")
             made = own(*fakes)
@@ -170,7 +170,8 @@ class _AsCalled(torch.nn.Module):
 
     def forward(self, *inputs: Any) -> Any:
         with torch._C._DisablePythonDispatcher(), _PythonBelow():  # type: ignore[no-untyped-call]
-            return self.graph_module(*inputs)
+            # As torch's modules call it, it would print itself with each error.
+            return self.graph_module.forward(*inputs)
 
 
 class _PythonBelow(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -6,8 +6,10 @@ strides and numbers meet what it relied on.
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +17,7 @@ from torch import fx
 
 __all__ = [
     "Number",
+    "asking_quietly",
     "bind_constants",
     "find_changed_numbers",
     "give",
@@ -55,6 +58,17 @@ def bind_constants(nodes: fx.GraphModule, inputs: Sequence[Any], varying: Sequen
             copies[placeholder] = graph.call_method("item", (copy,))
     graph.output(graph.graph_copy(nodes.graph, copies))
     return fx.GraphModule(nodes, graph)
+
+
+@contextmanager
+def asking_quietly() -> Iterator[None]:
+    """Let torch print nothing of a call that fails on fake tensors: the call itself says what is wrong with it."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 def give(item: Any) -> Any:

@@ -51,6 +51,16 @@ class Entry:
     is_sized: bool = False
     default_dtype: torch.dtype | None = None
 
+    def call(self, leaves: tuple[Any, ...]) -> Any:
+        """Run the graph for a call that is none of an earlier kind."""
+        try:
+            return self.run(*leaves)
+        except Exception:
+            calls = self.joint if self.sized is None else self.sized
+            if calls is not None:
+                calls.forgive(leaves)
+            raise
+
 
 class SizedReplayer(Replayer):
     """Replays calls of the very sizes of those that were recorded."""

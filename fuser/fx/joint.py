@@ -67,7 +67,8 @@ class JointCalls:
         self._taken: tuple[int, ...] | None = None
         # Whether torch traces it only with numbers as constants: it compares an exponent with others.
         self._binds_numbers = False
-        self._failures = 0
+        # Kinds of calls for which it could not trace it.
+        self._failed: set[tuple[Any, ...]] = set()
 
     def find(self, inputs: tuple[Any, ...]) -> _Kind | None:
         """Return what a call goes by; None where the graph is not to be one function to autograd."""
@@ -109,11 +110,17 @@ class JointCalls:
             default = torch.get_default_dtype()
             record_through(launcher, run, inputs, tensors, None, any_size=False, default_dtype=default)
 
+    def forgive(self, inputs: Sequence[Any]) -> None:
+        """Take it for no failure of torch's that there is no trace of a call which fails by itself."""
+        given = inputs[: self._varying]
+        if self._failed and find_route(given).route is Route.AUTOGRAD:
+            self._failed.discard(key_of(given))
+
     def _joint_for(self, key: tuple[Any, ...], inputs: tuple[Any, ...]) -> Joint | None:
         taken = self._taken
         alike = [joint for joint in self._joints if joint.is_like(key) and joint.takes(taken)]
         joint = next((joint for joint in alike if joint.fits(inputs)), None)
-        may_try = not self._is_function or self._failures < MAX_FAILURES
+        may_try = not self._is_function or len(self._failed) < MAX_FAILURES
         if joint is None and len(self._joints) < MAX_JOINTS and may_try:
             self._check(inputs)
             # Sizes and numbers that were others before are symbols from now on.
@@ -129,7 +136,8 @@ class JointCalls:
                 self._binds_numbers = True
                 joint = trace(self.nodes, key, inputs, before, taken=taken)
             self._joints += [] if joint is None else [joint]
-            self._failures += joint is None
+            if joint is None:
+                self._failed.add(key)
         return joint
 
 
@@ -231,6 +239,10 @@ class JointFunction:
         """Return what runs calls of a kind, with their gradients; None where autograd goes through each fusion node."""
         kind = self._calls.find(leaves)
         return partial(self._run, kind) if kind is not None and kind.has_gradient else None
+
+    def forgive(self, leaves: Sequence[Any]) -> None:
+        """See JointCalls."""
+        self._calls.forgive(leaves)
 
     def record(self, launcher: Launcher, run: Callable[..., Any], leaves: tuple[Any, ...]) -> None:
         """Record that calls like this one are made by ``run``."""

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import fx
 
-from fuser.fx.call_kinds import Number, is_like, key_of
+from fuser.fx.call_kinds import Number, asking_quietly, is_like, key_of
 from fuser.fx.effects import calls_torch_alone, is_random
 from fuser.fx.fusion_node import FusionModule
 from fuser.fx.idle_copies import drop_idle_copies
@@ -154,6 +154,8 @@ class SizedGraphs(Generic[T]):
         self._graphs: dict[tuple[Any, ...], SizedGraph[T]] = {}
         # How many may still be made.
         self._left = MAX_GRAPHS
+        # Kinds of calls that could not be traced.
+        self._failed: set[tuple[Any, ...]] = set()
         held = dict.fromkeys(str(node.target) for node in nodes.graph.find_nodes(op="get_attr"))
         self._held = {name: operator.attrgetter(name)(nodes) for name in held}
 
@@ -172,6 +174,13 @@ class SizedGraphs(Generic[T]):
             with taking_turns():
                 found = self._graphs.get(key) or self._add(key, leaves)
         return found
+
+    def forgive(self, leaves: Sequence[Any]) -> None:
+        """Take it for no failure of a trace that there was none for a call which fails by itself."""
+        given = [*leaves, *self._held.values()]
+        if self._failed and _is_plain(given) and (key := key_of(given)) in self._failed:
+            self._failed.discard(key)
+            self._left += 1
 
     def latest(self) -> SizedGraph[T] | None:
         """Return the graph that was made last."""
@@ -196,6 +205,7 @@ class SizedGraphs(Generic[T]):
         except Exception as error:  # Whatever the reason, the graph for all sizes serves, and says what is wrong.
             if is_of_current_handler(error):
                 raise
+            self._failed.add(key)
             return None
         if made is None:
             # Nor for other sizes.
@@ -263,7 +273,8 @@ def _trace_plainly(function: fx.GraphModule, mode: Any, fakes: Sequence[Any]) ->
     def look(*tensors: Any) -> Any:
         nonlocal does_more
         before = [*map(_find_kind, tensors)]
-        made = function(*tensors)
+        # Which prints nothing of its own with an error.
+        made = function.forward(*tensors)
         does_more |= not _is_of_tensors(made)
         does_more |= any(is_written(item.elem) for item in tensors if isinstance(item, FunctionalTensor))
         # Such as t_ of an argument.
@@ -274,7 +285,7 @@ def _trace_plainly(function: fx.GraphModule, mode: Any, fakes: Sequence[Any]) ->
     with Turn(), warnings.catch_warnings(record=True) as said, torch.inference_mode(mode=False):
         warnings.simplefilter("always")
         # Without torch's decompositions for symbols, which compute otherwise than its kernels.
-        with torch.set_grad_enabled(needs_grad), keeping_nothing(), mode:
+        with torch.set_grad_enabled(needs_grad), keeping_nothing(), asking_quietly(), mode:
             traced = make_fx(look)(*fakes)
             if any(map(_writes, traced.graph.nodes)):
                 # To what it made itself, unless it writes to arguments.

@@ -293,7 +293,7 @@ class FusedFunction(Replayer, Generic[P, R]):
     def _serve(self, entry: Entry, args: tuple[Any, ...], leaves: tuple[Any, ...], outs: Any) -> Any:
         whole, launcher = entry.whole, entry.launcher
         if whole is None and outs is not None:
-            return self._finish(outs, entry.run(*leaves), args)
+            return self._finish(outs, entry.call(leaves), args)
         if launcher is not self or self._own_slots:
             # A constant may be equal to that of the trace, and another object.
             replayed = launcher.launch(self._among_constants(leaves) if launcher is self else leaves, None, outs)
@@ -304,7 +304,7 @@ class FusedFunction(Replayer, Generic[P, R]):
             entry.joint.record(launcher, joined, leaves)
             return joined(*leaves)
         if whole is None:
-            result = entry.run(*leaves)
+            result = entry.call(leaves)
             record_through(
                 launcher,
                 entry.run,
