@@ -282,3 +282,12 @@ def test_warm_ups_hold_for_calls_of_their_sizes_and_of_others() -> None:
             x, y = torch.randn(rows, 16), torch.randn(rows, 16)
             for _ in range(2):
                 check(run(x, y), function(x, y))
+    # What was drawn before a kernel was missing is drawn again.
+    noisy: Any = lambda x: torch.cat([x * 3 - torch.rand_like(x), x]) * 2  # noqa: E731 - no function of the table
+    fuser.fuse(noisy).warmup(torch.empty(5, 16), dynamic_shapes={"x": {0: fuser.Dim("rows", 2, 64)}})
+    made, x = [], torch.randn(3, 16)
+    for call in (fuser.fuse(noisy), noisy):
+        torch.manual_seed(0)
+        with config.patch(no_compile=True):
+            made.append((call(x), torch.rand(2)))
+    check(*made)

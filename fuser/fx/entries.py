@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fuser.config import config
+from fuser.fx.effects import is_random
 from fuser.fx.joint import JointFunction
 from fuser.fx.sized import SizedGraphs
 from fuser.fx.tracer import Traced
@@ -60,6 +61,13 @@ class Entry:
             if calls is not None:
                 calls.forgive(leaves)
             raise
+
+    def states(self) -> list[tuple[torch.Generator, torch.Tensor]]:
+        """Return the states of the generators that it may draw from."""
+        if not any(map(is_random, self.traced.graph_module.graph.nodes)):
+            return []
+        on_gpu: Any = torch.cuda.default_generators if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
+        return [(item, item.get_state()) for item in (*self.traced.guards.find_generators(), *on_gpu)]
 
 
 class SizedReplayer(Replayer):

@@ -283,10 +283,13 @@ class FusedFunction(Replayer, Generic[P, R]):
             return result if out is None else _finish_out(out, result)
         entry = self._find_entry(key, leaves)
         if entry.is_sized and config.no_compile:
+            states = entry.states()
             try:
                 return self._serve(entry, args, leaves, outs)
             except NoCompileError:
-                # A warm-up for all sizes knows the kernels of the graph for all.
+                # A warm-up for all sizes knows the kernels of the graph for all, which draws what that one has drawn.
+                for generator, state in states:
+                    generator.set_state(state)
                 entry = self._find_trace(key, leaves)
         return self._serve(entry, args, leaves, outs)
 
