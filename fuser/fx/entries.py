@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -18,7 +18,10 @@ from fuser.launcher import Replayer
 from fuser.record import Recorded, Scalars
 from fuser.route import is_transformed
 
-__all__ = ["Entry", "Mode", "SizedReplayer", "mode_of", "of_its_size"]
+__all__ = ["Binding", "Entry", "Mode", "SizedReplayer", "bind_alike", "mode_of", "of_its_size"]
+
+# A launcher's defaults, and its order.
+Binding: TypeAlias = tuple[tuple[Any, ...], tuple[int, ...]]
 
 
 class Mode(NamedTuple):
@@ -90,6 +93,15 @@ def of_its_size(recorded: Recorded, default_dtype: torch.dtype | None = None) ->
     if default_dtype is not None:
         recorded = recorded._replace(check=lambda *tensors: find() is default_dtype and check(*tensors))
     return recorded._replace(flat=(), resize=None)
+
+
+def bind_alike(one: Binding, other: Binding) -> bool:
+    """Whether a launcher for one serves the other: numbers are the same in type and value."""
+    (mine, order), (others, own) = one, other
+    return (order, len(mine)) == (own, len(others)) and all(
+        x is y or (type(x) is type(y) and not isinstance(x, torch.Tensor) and repr(x) == repr(y))
+        for x, y in zip(mine, others, strict=True)
+    )
 
 
 def mode_of(leaves: tuple[Any, ...]) -> Mode:

@@ -22,7 +22,7 @@ from fuser.config import config
 from fuser.errors import ArgumentError, GradientError, NoCompileError, UnsupportedError, shows_users_frames
 from fuser.flat_text import as_function
 from fuser.fx.arguments import NUMBER, TENSOR, Key, sort_arguments
-from fuser.fx.entries import Entry, Mode, SizedReplayer, mode_of, of_its_size
+from fuser.fx.entries import Binding, Entry, Mode, SizedReplayer, bind_alike, mode_of, of_its_size
 from fuser.fx.fusion_node import FusionModule
 from fuser.fx.intercept import is_traced
 from fuser.fx.joint import DifferentiableFusion, JointFunction
@@ -86,6 +86,8 @@ class FusedFunction(Replayer, Generic[P, R]):
         self._own: Entry | None = None
         self._own_constants: tuple[Any, ...] = ()
         self._own_slots: tuple[int, ...] = ()
+        # The defaults and the order of its launcher.
+        self._own_binding: Binding = ((), ())
         # Whether records are to serve calls of other sizes.
         self.learns_sizes = True
         self._signature = inspect.signature(function)
@@ -446,7 +448,7 @@ class FusedFunction(Replayer, Generic[P, R]):
             own = as_function(module.graph, _find_called)
             # A record knows tensors alone, and what is asked besides is asked by what runs.
             whole = find_whole_fusion(module) if holds is None else None
-            launcher = self._launcher_of(made, whole, key, partial(SizedReplayer, default_dtype))
+            launcher = self._launcher_of(made, whole, key, partial(SizedReplayer, default_dtype), default_dtype)
 
             def run_alike(*leaves: Any) -> Any:
                 return (own if holds is None or holds(*leaves) else self._find_entry(key, leaves).run)(*leaves)
@@ -466,14 +468,25 @@ class FusedFunction(Replayer, Generic[P, R]):
         return entry
 
     def _launcher_of(
-        self, traced: Traced, whole: WholeFusion | None, key: Key, make: Callable[..., Replayer] = Replayer
+        self,
+        traced: Traced,
+        whole: WholeFusion | None,
+        key: Key,
+        make: Callable[..., Replayer] = Replayer,
+        default_dtype: torch.dtype | None = None,
     ) -> Replayer:
         inputs = traced.graph_module.graph.find_nodes(op="placeholder")
         defaults, order = ((), tuple(range(len(inputs)))) if whole is None else (whole.constants, whole.order)
         is_seen = traced.facts is None or traced.facts.is_of_tensors
-        if self._own is not None or not is_seen or (whole is not None and not whole.reads_all):
+        own = self._own
+        if not is_seen or (whole is not None and not whole.reads_all):
             return make((), defaults, order)
-        return self._launch_own(key, defaults, order) or make((), defaults, order)
+        if own is None:
+            self._own_binding = defaults, order
+            return self._launch_own(key, defaults, order) or make((), defaults, order)
+        # Calls of all sizes of one trace are replayed here, where they bind the same.
+        is_of_own = own.is_sized and own.traced.guards is traced.guards and own.default_dtype is default_dtype
+        return self if is_of_own and bind_alike(self._own_binding, (defaults, order)) else make((), defaults, order)
 
     def _launch_own(self, key: Key, defaults: tuple[Any, ...], order: tuple[int, ...]) -> Replayer | None:
         # This object is called in C with the arguments as they are: all must be compared there.
