@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import operator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
+from torch import fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from fuser.config import config
 from fuser.fx.effects import is_random
@@ -18,7 +22,7 @@ from fuser.launcher import Replayer
 from fuser.record import Recorded, Scalars
 from fuser.route import is_transformed
 
-__all__ = ["Binding", "Entry", "Mode", "SizedReplayer", "bind_alike", "mode_of", "of_its_size"]
+__all__ = ["Entry", "Mode", "SizedReplayer", "bind_alike", "copy_nodes", "find_held", "mode_of", "of_its_size"]
 
 # A launcher's defaults, and its order.
 Binding: TypeAlias = tuple[tuple[Any, ...], tuple[int, ...]]
@@ -115,3 +119,16 @@ def mode_of(leaves: tuple[Any, ...]) -> Mode:
     # torch.func's transforms differentiate, and autocast converts, what torch's reductions are made of.
     stays = torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu") or (needs_grad and is_transformed())
     return Mode(config.numerics, not stays, needs_grad and not stays, "cuda" if is_cuda else "cpu")
+
+
+def find_held(module: fx.GraphModule) -> Iterator[Any]:
+    """Yield what a graph reads: parameters, also of modules it calls, may require gradients where no argument does."""
+    for node in module.graph.nodes:
+        if node.op in {"get_attr", "call_module"}:
+            held = operator.attrgetter(str(node.target))(module)
+            yield from held.parameters() if isinstance(held, torch.nn.Module) else (held,)
+
+
+def copy_nodes(module: fx.GraphModule) -> fx.GraphModule:
+    """Return a graph that nothing changes any more; its code is written when it is called."""
+    return _LazyGraphModule(module, copy.deepcopy(module.graph))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
-import operator
 import sys
 import types
 from collections import ChainMap
@@ -16,13 +14,12 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, overload
 
 import torch
 from torch import fx
-from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from fuser.config import config
 from fuser.errors import ArgumentError, GradientError, NoCompileError, UnsupportedError, shows_users_frames
 from fuser.flat_text import as_function
 from fuser.fx.arguments import NUMBER, TENSOR, Key, sort_arguments
-from fuser.fx.entries import Binding, Entry, Mode, SizedReplayer, bind_alike, mode_of, of_its_size
+from fuser.fx.entries import Entry, Mode, SizedReplayer, bind_alike, copy_nodes, find_held, mode_of, of_its_size
 from fuser.fx.fusion_node import FusionModule
 from fuser.fx.intercept import is_traced
 from fuser.fx.joint import DifferentiableFusion, JointFunction
@@ -87,7 +84,7 @@ class FusedFunction(Replayer, Generic[P, R]):
         self._own_constants: tuple[Any, ...] = ()
         self._own_slots: tuple[int, ...] = ()
         # The defaults and the order of its launcher.
-        self._own_binding: Binding = ((), ())
+        self._own_binding: tuple[tuple[Any, ...], tuple[int, ...]] = ((), ())
         # Whether records are to serve calls of other sizes.
         self.learns_sizes = True
         self._signature = inspect.signature(function)
@@ -412,14 +409,14 @@ class FusedFunction(Replayer, Generic[P, R]):
         names = [item.name for item in self._parameters]
         traced = trace(self.function, self._call_by_position, key, leaves, names)
         mode = mode_of(leaves or ())
-        has_parameters = any(map(requires_grad, _find_held(traced.graph_module)))
+        has_parameters = any(map(requires_grad, find_held(traced.graph_module)))
         differentiable = DifferentiableFusion if mode.is_differentiated or has_parameters else None
         if differentiable is None and leaves is not None:
             for node, leaf in zip(traced.graph_module.graph.find_nodes(op="placeholder"), leaves, strict=True):
                 if isinstance(leaf, torch.Tensor) and not unusual_kind(leaf):
                     node.meta["first"] = describe(leaf)
         can_be_sized = mode.reduces and bool(leaves)
-        nodes = _copy(traced.graph_module) if can_be_sized else None
+        nodes = copy_nodes(traced.graph_module) if can_be_sized else None
         FusionPass(reduces=mode.reduces, differentiable=differentiable, device_type=mode.device_type)(
             traced.graph_module
         )
@@ -550,19 +547,6 @@ def _find_method(method: types.MethodType) -> str | None:
         if isinstance(found, FusedFunction) and found.function is method.__func__:
             return name
     return None
-
-
-def _find_held(module: fx.GraphModule) -> Iterator[Any]:
-    # Parameters that a graph reads, or modules that it calls, may require gradients where no argument does.
-    for node in module.graph.nodes:
-        if node.op in {"get_attr", "call_module"}:
-            held = operator.attrgetter(str(node.target))(module)
-            yield from held.parameters() if isinstance(held, torch.nn.Module) else (held,)
-
-
-def _copy(module: fx.GraphModule) -> fx.GraphModule:
-    # Which nothing changes any more; its code is written when it is called.
-    return _LazyGraphModule(module, copy.deepcopy(module.graph))
 
 
 def _describe_no_function(item: Any) -> str:
