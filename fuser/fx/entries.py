@@ -64,7 +64,8 @@ class Entry:
         try:
             return self.run(*leaves)
         except Exception:
-            calls = self.joint if self.sized is None else self.sized
+            # Where both are there, the first one serves who looks at a call.
+            calls = self.sized if self.joint is None else self.joint
             if calls is not None:
                 calls.forgive(leaves)
             raise
