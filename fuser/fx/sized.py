@@ -116,9 +116,11 @@ def _is_view(overload: torch._ops.OpOverload) -> bool:
 
 
 def _is_composed(overload: torch._ops.OpOverload) -> bool:
-    # Whether torch makes it of other operators; of numbers alone there is no kernel.
+    # Whether torch makes it of other operators, which it did of all that takes names of dimensions. Of numbers alone there
+    # is no kernel.
     has_kernel, name = torch._C._dispatch_has_kernel_for_dispatch_key, str(overload._name)
-    return torch._C._dispatch_has_kernel(name) and has_kernel(name, "CompositeImplicitAutograd")
+    is_of_names = "dimname" in overload._overloadname
+    return not is_of_names and torch._C._dispatch_has_kernel(name) and has_kernel(name, "CompositeImplicitAutograd")
 
 
 def _is_computed(module: fx.GraphModule, node: fx.Node) -> bool:
