@@ -116,7 +116,7 @@ def _is_view(overload: torch._ops.OpOverload) -> bool:
 
 
 def _is_composed(overload: torch._ops.OpOverload) -> bool:
-    # Whether torch makes it of other operators, which it did of all that takes names of dimensions. Of numbers alone there
+    # Whether torch makes it of other operators, as it did of all that takes names of dimensions. Of numbers alone there
     # is no kernel.
     has_kernel, name = torch._C._dispatch_has_kernel_for_dispatch_key, str(overload._name)
     is_of_names = "dimname" in overload._overloadname
