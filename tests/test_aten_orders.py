@@ -31,6 +31,7 @@ from fuser.ops import OPS, composite_function, reduction_function
 from fuser.ops.softmax import highest_function, total_function
 from fuser.orders import RowOrder, Schedule
 from fuser.plain_texts import may_end_in_product
+from fuser.planner import plan_texts
 from fuser.row_orders import torchs_order
 from fuser.tensor_desc import TensorDesc, describe, value_layouts
 
@@ -765,3 +766,20 @@ def test_what_has_the_dtype_already_lies_where_it_does(op: str) -> None:
     assert order(torch.float32, "float32") == order(torch.float32)
     assert order(torch.float32, is_aligned=True) != order(torch.float32)
     assert order(torch.bfloat16, "float32") != order(torch.float32)
+
+
+def test_fast_numerics_take_torchs_order_along_odd_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neighbours of a tree lie in other lanes there; short ones, and those of whole vectors, are added as a tree."""
+    monkeypatch.setattr(config, "numerics", "fast")
+    builder = GroupBuilder()
+    (made,) = builder.apply(OPS["neg"].function, [builder.add_input("x")])
+    spec = register(builder.build(builder.apply(reduction_function("sum", (1,)), [made])))
+    narrow, wide = torch.bfloat16, torch.float32
+    for length, dtype, is_torchs in (
+        (513, narrow, True), (1023, wide, True), (2047, narrow, True), (2047, wide, False), (512, narrow, False),
+        (127, narrow, False), (1000, wide, False),
+    ):  # fmt: skip
+        for device in ("cuda", "cpu"):
+            given = torch.empty(64, length, dtype=dtype, device="meta")
+            ((_, args),) = plan_texts(spec, [given], torch.device(device))
+            assert (args.rows.order is not None) == (is_torchs and device == "cuda"), (length, dtype, device)
