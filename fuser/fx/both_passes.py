@@ -107,7 +107,8 @@ def trace_joint(
                 warnings.simplefilter("always")
             made = own(*fakes)
         shared = _find_shared(made, fakes)
-        _check_function(does_more=is_function and bool(shared or said))
+        if is_function and (shared or said):
+            return None
         continuous = tuple(slot for slot, item in enumerate(made) if item.requires_grad)
         taken = _choose(continuous, taken)
         _call_on_results(module, torch.detach, {*continuous} - {*taken})
@@ -133,11 +134,6 @@ def trace_joint(
     placeholders = nodes.graph.find_nodes(op="placeholder")
     read = tuple(slot for slot in varying if slot not in numbers and placeholders[slot] not in updated)
     return Joint(nodes, forward, backward, len(made), varying, continuous, taken, read, key, guard)
-
-
-def _check_function(*, does_more: bool) -> None:
-    if does_more:
-        raise UnsupportedError("a function that warns, or whose results share memory")
 
 
 def _choose(continuous: tuple[int, ...], taken: Sequence[int] | None) -> tuple[int, ...]:

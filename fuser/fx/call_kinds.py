@@ -18,6 +18,7 @@ from torch import fx
 __all__ = [
     "Number",
     "asking_quietly",
+    "at_start",
     "bind_constants",
     "find_changed_numbers",
     "give",
@@ -119,7 +120,7 @@ def make_fakes(
             for dim, size in enumerate(item.shape)
         ]
         context: Any = StatelessSymbolicContext(dynamic_sizes=dims)
-        fakes.append(mode.from_tensor(_at_start(item), symbolic_context=context))
+        fakes.append(mode.from_tensor(at_start(item), symbolic_context=context))
         guarded.append(fakes[-1])
 
     def find_guard() -> Callable[[Sequence[Any]], bool]:
@@ -129,9 +130,12 @@ def make_fakes(
     return mode, fakes, find_guard
 
 
-def _at_start(item: torch.Tensor) -> torch.Tensor:
-    # As if it were nobody's view: torch would make a fake of what it views, none of whose sizes is a symbol, and rely
-    # on where it begins there, which is another place for each size of what x.split() is called on.
+def at_start(item: torch.Tensor) -> torch.Tensor:
+    """Return a tensor as if it were nobody's view.
+
+    torch would make a fake of what it views, none of whose sizes is a symbol, and rely on where it begins there, which
+    is another place for each size of what x.split() is called on.
+    """
     plain = item.data.as_strided(item.shape, item.stride(), 0).data
     return plain.requires_grad_(item.requires_grad)
 

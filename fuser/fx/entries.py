@@ -59,6 +59,15 @@ class Entry:
     is_sized: bool = False
     default_dtype: torch.dtype | None = None
 
+    def find_sized(self, leaves: tuple[Any, ...]) -> Entry | None:
+        """Return the entry for calls of these sizes, if there is one."""
+        found = None if self.sized is None else self.sized.find(leaves)
+        return None if found is None else found.made
+
+    def find_joint(self, leaves: tuple[Any, ...]) -> Callable[..., Any] | None:
+        """Return what runs such calls as one function to autograd, if anything does."""
+        return None if self.joint is None else self.joint.find(leaves)
+
     def call(self, leaves: tuple[Any, ...]) -> Any:
         """Run the graph for a call that is none of an earlier kind."""
         try:

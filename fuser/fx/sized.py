@@ -17,12 +17,12 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import fx
 
-from fuser.fx.call_kinds import Number, asking_quietly, is_like, key_of
+from fuser.fx.call_kinds import Number, asking_quietly, at_start, is_like, key_of
 from fuser.fx.effects import calls_torch_alone, is_random
 from fuser.fx.fusion_node import FusionModule
 from fuser.fx.idle_copies import drop_idle_copies
 from fuser.fx.idle_views import drop_idle_views
-from fuser.fx.nodes import is_size, is_static
+from fuser.fx.nodes import is_static
 from fuser.fx.passes import FusionPass
 from fuser.fx.taking_turns import Turn, taking_turns
 from fuser.launcher import make_check
@@ -67,22 +67,12 @@ class SizedGraph(Generic[T]):
 def arranges(module: fx.GraphModule) -> bool:
     """Whether a graph with fusion nodes has something left that may join them where sizes are known."""
     nodes = [node for node in module.graph.nodes if node.op in {"call_function", "call_method", "call_module"}]
-    numbers = _find_numbers(module.graph)
-    left = [node for node in nodes if node not in numbers and not _is_fusion(module, node)]
+    # Arithmetic on numbers, which the pass has marked, stays Python's.
+    left = [node for node in nodes if not node.meta.get(IS_NUMBER) and not _is_fusion(module, node)]
     is_of_torch = len(nodes) <= MAX_NODES and all(map(calls_torch_alone, left))
     if not is_of_torch or any(_name(node) in _OF_MEMORY for node in left):
         return False
     return any(_may_join(module, node) for node in left)
-
-
-def _find_numbers(graph: fx.Graph) -> set[fx.Node]:
-    # Arithmetic on them stays Python's.
-    found: set[fx.Node] = set()
-    for node in graph.nodes:
-        sources = node.all_input_nodes
-        if node.meta.get(IS_NUMBER) or is_size(node) or (sources and found.issuperset(sources)):
-            found.add(node)
-    return found
 
 
 def is_differentiable_at_once(graph: fx.Graph) -> bool:
@@ -221,9 +211,8 @@ class SizedGraphs(Generic[T]):
 
         numbers = {slot: item for slot, item in enumerate(leaves) if not isinstance(item, torch.Tensor)}
         held = [*self._held.values()]
-        # As if they were nobody's views.
         mode, given = FakeTensorMode(), [item for item in (*leaves, *held) if isinstance(item, torch.Tensor)]
-        plain = [item.detach().as_strided(item.shape, item.stride(), 0).data for item in given]
+        plain = [at_start(item.detach()) for item in given]
         function = _lift(self.nodes, numbers, [*self._held])
         traced = _trace_plainly(function, mode, [*map(mode.from_tensor, plain)])
         if traced is None:

@@ -158,11 +158,10 @@ class FusedFunction(Replayer, Generic[P, R]):
         """Return the FX graph with fusion nodes that serves a call, and what the graph is called with."""
         key, leaves = self._sort(tuple(args), {**(kwargs or {})})
         entry = self._find_entry(key, leaves)
-        if entry.joint is not None and entry.sized is not None and entry.joint.find(leaves) is not None:
+        if entry.find_joint(leaves) is not None:
             # As it computes, but for what it keeps for gradients.
             with torch.no_grad():
-                sized = entry.sized.find(leaves)
-            entry = entry if sized is None else sized.made
+                entry = entry.find_sized(leaves) or entry
         return entry.traced.graph_module, leaves
 
     def find_whole(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Entry, tuple[Any, ...]] | None:
@@ -261,12 +260,11 @@ class FusedFunction(Replayer, Generic[P, R]):
             entry = self._find_trace(key, tuple(map(stand_in, leaves)))
             # Asks of symbols what the trace relies on.
             entry.traced.holds(leaves)
-            sized = None if entry.sized is None else entry.sized.find(leaves)
+            sized = entry.find_sized(leaves)
             if sized is not None:
-                sized.made.run(*leaves)
-            joined = None if entry.joint is None else entry.joint.find(leaves)
+                sized.run(*leaves)
             # Calls of other sizes may go by the graph for all.
-            return entry.run(*leaves) if joined is None else joined(*leaves)
+            return (entry.find_joint(leaves) or entry.run)(*leaves)
         out = None if self._has_out else kwargs.pop("out", None)
         outs = None if out is None else tuple(out) if isinstance(out, tuple | list) else (out,)
         if outs is not None:
@@ -301,8 +299,8 @@ class FusedFunction(Replayer, Generic[P, R]):
             replayed = launcher.launch(self._among_constants(leaves) if launcher is self else leaves, None, outs)
             if replayed is not None:
                 return replayed
-        joined = None if entry.joint is None else entry.joint.find(leaves)
-        if entry.joint is not None and joined is not None:
+        joined = entry.find_joint(leaves)
+        if joined is not None and entry.joint is not None:
             entry.joint.record(launcher, joined, leaves)
             return joined(*leaves)
         if whole is None:
@@ -395,8 +393,7 @@ class FusedFunction(Replayer, Generic[P, R]):
     def _find_entry(self, key: Key, leaves: tuple[Any, ...]) -> Entry:
         # For calls of these sizes, where it knows more than the one for all.
         found = self._find_trace(key, leaves)
-        sized = None if found.sized is None else found.sized.find(leaves)
-        return found if sized is None else sized.made
+        return found.find_sized(leaves) or found
 
     def _look_up(self, key: Key, leaves: tuple[Any, ...]) -> Entry | None:
         mode = mode_of(leaves)
@@ -447,10 +444,7 @@ class FusedFunction(Replayer, Generic[P, R]):
             whole = find_whole_fusion(module) if holds is None else None
             launcher = self._launcher_of(made, whole, key, partial(SizedReplayer, default_dtype), default_dtype)
 
-            def run_alike(*leaves: Any) -> Any:
-                return (own if holds is None or holds(*leaves) else self._find_entry(key, leaves).run)(*leaves)
-
-            ask = own if holds is None else run_alike
+            ask = own if holds is None else partial(self._run_if, holds, own, key)
             return self._owned(Entry(made, whole, launcher, ask, mode, is_sized=True, default_dtype=default_dtype))
 
         sized = SizedGraphs(nodes, mode.device_type, finish)
@@ -458,6 +452,9 @@ class FusedFunction(Replayer, Generic[P, R]):
             return Entry(traced, None, Replayer((), ()), run, mode, sized)
         # The other one serves who looks at it.
         return self._owned(Entry(traced, None, self._launcher_of(traced, None, key), run, mode, sized, joint=joint))
+
+    def _run_if(self, holds: Callable[..., bool], run: Callable[..., Any], key: Key, *leaves: Any) -> Any:
+        return (run if holds(*leaves) else self._find_entry(key, leaves).run)(*leaves)
 
     def _owned(self, entry: Entry) -> Entry:
         if self._own is None and entry.launcher is self:
