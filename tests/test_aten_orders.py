@@ -368,6 +368,23 @@ def test_kernels_keep_every_order(shape: tuple[int, ...], dims: tuple[int, ...],
     check_kernel(shape, dims, dtype, op)
 
 
+# A vector that goes on in the next row has that row's values, too.
+@pytest.mark.cpu
+@pytest.mark.parametrize(
+    ("shape", "dims", "others"),
+    [((130, 257), (0, 1), (130, 1)), ((9, 35, 33), (1, 2), (9, 35, 1)), ((20, 7), (0, 1), (1, 1))],
+)
+def test_what_is_constant_along_rows_changes_with_them(
+    shape: tuple[int, ...], dims: tuple[int, ...], others: tuple[int, ...]
+) -> None:
+    builder = GroupBuilder()
+    product = builder.apply(OPS["mul"].function, [builder.add_input("x"), builder.add_input("y")])
+    group = builder.build(builder.apply(reduction_function("sum", dims, True), product))
+    x, y = torch.randn(shape), torch.randn(others)
+    (total,) = run_emulated(group, [x, y])
+    assert torch.equal(total, expected(x * y, "sum", dims))
+
+
 # Of short rows a thread does what several of torch's do, which have several accumulators there.
 @pytest.mark.cpu
 @pytest.mark.parametrize("length", [8, 50, 127, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3, 7, 33, 96))])

@@ -63,6 +63,10 @@ def before(op: str, x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
     return getattr(x * 1.5, op)(dims)
 
 
+def along_rows(op: str, x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
+    return getattr(x * x.narrow(-1, 0, 1), op)(dims)
+
+
 def wide(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     # Of many magnitudes: every change of the order shows.
     kind = torch.float64 if dtype is torch.float64 else torch.float32
@@ -70,7 +74,7 @@ def wide(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     return (first * torch.exp(2 * second)).to(dtype)
 
 
-@pytest.mark.parametrize("context", [alone, around, before])
+@pytest.mark.parametrize("context", [alone, around, before, along_rows])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("op", ["sum", "mean"])
 def test_torchs_bits(op: str, dtype: torch.dtype, context: Callable[..., torch.Tensor]) -> None:

@@ -120,6 +120,10 @@ class OrderedElements(AlongText):
         may_go_on = len(self.reduced) > 1 and not self.tuning.multiple
         return may_go_on and site.vector == "V" and self.loop.vector > 1
 
+    def _has_several(self, item: Operand, site: Site) -> bool:
+        # Whether the elements of a vector are no single one: what is constant along rows differs where a row ends.
+        return item.inner != 0 or self._is_scattered(site)
+
     def size(self, dim: int) -> str:
         """Elements along a dimension; of planes that threads count as larger ones, those."""
         return "pitch" if dim == 0 and self.order.schedule.pitch else super().size(dim)
@@ -141,7 +145,7 @@ class OrderedElements(AlongText):
         return list(dict.fromkeys([*first, *(item for item in rest if item.access.is_early)]))
 
     def _declare(self, item: Operand, site: Site, count: str = "") -> str:
-        vector = site.vector if item.inner else "1"
+        vector = site.vector if self._has_several(item, site) else "1"
         return f"fuser_vector<{item.info.storage}, {vector}> {item.name}{site.suffix}[{count or site.unroll}];"
 
     def _kept(self, name: str, site: Site) -> str:
@@ -234,7 +238,7 @@ class OrderedElements(AlongText):
         return f"fuser_scattered<{len(self.reduced)}>{{{{{sizes}}}, {{{strides}}}}}"
 
     def _read_at(self, item: Operand, site: Site) -> str:
-        vector = site.vector if item.inner else "1"
+        vector = site.vector if self._has_several(item, site) else "1"
         if self._is_scattered(site):
             return f"fuser_pick_up<{vector}>(row.{item.name}, {self._lookup(item)}, n, left)"
         place = self._place_of(item, site)
@@ -284,7 +288,7 @@ class OrderedElements(AlongText):
 
     def _several(self, element: RowPart) -> list[Operand]:
         # The inputs of which a thread has vectors.
-        return [item for item in self._inputs(element) if item.inner]
+        return [item for item in self._inputs(element) if self._has_several(item, self._main)]
 
     def _quickly(
         self, step: RowPass, element: RowPart, write: Callable[[RowPart], list[str]], forget: Sequence[str] = ()
@@ -328,10 +332,11 @@ class OrderedElements(AlongText):
                 stores.append(self._write_at(item, site))
             elif item.is_counter:
                 outside.append(f"const auto {item.name} = {self._read_at(item, site)};")
-                known[item.variable] = f"{item.name}[{'k' if item.inner else '0'}]"
+                known[item.variable] = f"{item.name}[{'k' if self._has_several(item, site) else '0'}]"
             else:
                 vector = late.get(item, f"{item.name}{site.suffix}[u]")
-                known[item.variable] = f"fuser_to_compute({vector}[{'k' if item.inner else '0'}])"
+                element_of = "k" if self._has_several(item, site) else "0"
+                known[item.variable] = f"fuser_to_compute({vector}[{element_of}])"
         known |= self._parts_before(step, site)
         if element is step.quick:
             kind = "fuser_rough_count({})" if step.is_rough else "fuser_quick_count({}, is_exact)"
