@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -300,3 +300,72 @@ def test_warm_ups_hold_for_calls_of_their_sizes_and_of_others() -> None:
         with config.patch(no_compile=True):
             made.append((call(x), torch.rand(2)))
     check(*made)
+
+
+# --- what a function draws, and what it reads besides its arguments --------------------------------------------------
+def _both_ways(function: Any, fused: Any, given: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
+    """Compare results, gradients, and what is drawn afterwards."""
+    seen = []
+    for run in (function, fused):
+        torch.manual_seed(3)
+        made = run(*given)
+        seen.append([made, *torch.autograd.grad(made.sum(), wanted), torch.rand(2)])
+    assert all(map(torch.equal, *seen))
+
+
+@pytest.mark.cpu
+def test_functions_that_draw_are_differentiated_at_once() -> None:
+    def dropped(x: Tensor, y: Tensor) -> Tensor:
+        kept = F.dropout(x + torch.rand(1), 0.3)
+        return torch.cat([kept * y, kept - kept.mean(-1, keepdim=True)], 1)
+
+    fused = fuser.fuse(dropped)
+    for size in (5, 5, 7):
+        given = [torch.randn(4, size, requires_grad=True) for _ in range(2)]
+        _both_ways(dropped, fused, given, given)
+    assert fused(*given).grad_fn.name() == "_DifferentiatedBackward"
+
+
+@pytest.mark.cpu
+def test_gradients_of_gradients_draw_the_same_numbers_again() -> None:
+    def dropped(x: Tensor) -> Tensor:
+        return torch.cat([F.dropout(x * x * 0.5, 0.5), x], 1)
+
+    seen = []
+    for run in (dropped, fuser.fuse(dropped)):
+        torch.manual_seed(3)
+        x = torch.arange(12.0).view(3, 4).requires_grad_()
+        (first,) = torch.autograd.grad(run(x).square().sum(), x, create_graph=True)
+        after = torch.rand(2)
+        (second,) = torch.autograd.grad(first.sum(), x)
+        seen.append([first, after, second, torch.rand(2)])
+    assert all(map(torch.equal, *seen))
+
+
+@pytest.mark.cpu
+def test_a_tensor_that_a_function_reads_may_change() -> None:
+    scale = torch.nn.Parameter(torch.randn(5))
+
+    def scaled(x: Tensor) -> Tensor:
+        return torch.cat([x * scale, x + 1], 1)
+
+    fused, x = fuser.fuse(scaled), torch.randn(4, 5)
+
+    def check(*wanted: Tensor) -> None:
+        for _ in range(2):
+            _both_ways(scaled, fused, [x], wanted)
+
+    check(scale)
+    x.requires_grad_()
+    check(x, scale)
+    scale.requires_grad_(False)
+    check(x)
+    scale.requires_grad_(True)
+    with torch.no_grad():
+        scale.mul_(2)
+    check(x, scale)
+    scale.data = torch.randn(1)
+    check(x, scale)
+    scale.data = torch.randn(5, dtype=torch.float64)
+    check(x, scale)
+    assert fused(x).grad_fn.name() == "_DifferentiatedBackward"

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -21,9 +22,11 @@ __all__ = [
     "at_start",
     "bind_constants",
     "find_changed_numbers",
+    "find_read",
     "give",
     "is_like",
     "key_of",
+    "lift",
     "make_fakes",
 ]
 
@@ -57,6 +60,23 @@ def bind_constants(nodes: fx.GraphModule, inputs: Sequence[Any], varying: Sequen
     for slot, (placeholder, copy) in enumerate([*copies.items()]):
         if slot in varying and isinstance(inputs[slot], float):
             copies[placeholder] = graph.call_method("item", (copy,))
+    graph.output(graph.graph_copy(nodes.graph, copies))
+    return fx.GraphModule(nodes, graph)
+
+
+def find_read(nodes: fx.GraphModule) -> dict[str, Any]:
+    """Return what a function's trace reads besides its arguments, by name."""
+    names = dict.fromkeys(str(node.target) for node in nodes.graph.find_nodes(op="get_attr"))
+    return {name: operator.attrgetter(name)(nodes) for name in names}
+
+
+def lift(nodes: fx.GraphModule, numbers: Mapping[int, Any], names: Sequence[str]) -> fx.GraphModule:
+    """Return a trace with what it reads as its last arguments, and without numbers among them."""
+    graph, copies = fx.Graph(), {}
+    for slot, node in enumerate(nodes.graph.find_nodes(op="placeholder")):
+        copies[node] = numbers[slot] if slot in numbers else graph.node_copy(node)
+    lifted = {name: graph.placeholder(f"held_{slot}") for slot, name in enumerate(names)}
+    copies |= {node: lifted[str(node.target)] for node in nodes.graph.find_nodes(op="get_attr")}
     graph.output(graph.graph_copy(nodes.graph, copies))
     return fx.GraphModule(nodes, graph)
 

@@ -14,6 +14,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from fuser.config import config
 from fuser.fx.effects import is_random
+from fuser.fx.generators import State, gpu_generators
 from fuser.fx.joint import JointFunction
 from fuser.fx.sized import SizedGraphs
 from fuser.fx.tracer import Traced
@@ -68,6 +69,10 @@ class Entry:
         """Return what runs such calls as one function to autograd, if anything does."""
         return None if self.joint is None else self.joint.find(leaves)
 
+    def run_either(self, *leaves: Any) -> Any:
+        """Run a call as one function to autograd, or node by node."""
+        return (self.find_joint(leaves) or self.run)(*leaves)
+
     def call(self, leaves: tuple[Any, ...]) -> Any:
         """Run the graph for a call that is none of an earlier kind."""
         try:
@@ -79,12 +84,11 @@ class Entry:
                 calls.forgive(leaves)
             raise
 
-    def states(self) -> list[tuple[torch.Generator, torch.Tensor]]:
+    def states(self) -> list[State]:
         """Return the states of the generators that it may draw from."""
         if not any(map(is_random, self.traced.graph_module.graph.nodes)):
             return []
-        on_gpu: Any = torch.cuda.default_generators if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
-        return [(item, item.get_state()) for item in (*self.traced.guards.find_generators(), *on_gpu)]
+        return [(item, item.get_state()) for item in (*self.traced.guards.find_generators(), *gpu_generators())]
 
 
 class SizedReplayer(Replayer):

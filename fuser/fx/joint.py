@@ -21,14 +21,16 @@ from torch.utils.weak import TensorWeakRef
 from fuser.config import config
 from fuser.errors import GradientError
 from fuser.fx.both_passes import Joint, trace_joint
-from fuser.fx.call_kinds import find_changed_numbers, give, key_of
+from fuser.fx.call_kinds import find_changed_numbers, find_read, give, key_of, lift
+from fuser.fx.effects import is_random
 from fuser.fx.fusion_node import FusionModule
+from fuser.fx.generators import State, drawing_again, find_states
 from fuser.fx.passes import FusionPass
 from fuser.fx.taking_turns import taking_turns
 from fuser.graph import FusionGroup
 from fuser.kernel_cache import Lru
 from fuser.kernel_spec import infer_layouts
-from fuser.launcher import Launcher, Replayer, record_through, untraced
+from fuser.launcher import Launcher, Replayer, make_check, record_through, untraced
 from fuser.route import Route, find_route, is_transformed, requires_grad
 from fuser.sections import cut_by_device
 from fuser.tensor_desc import common_device, describe, value_layouts
@@ -58,6 +60,7 @@ class JointCalls:
         self, nodes: fx.GraphModule, varying: int, check: Callable[[Sequence[Any]], None], *, is_function: bool = False
     ) -> None:
         self.nodes = nodes
+        self.draws = any(map(is_random, nodes.graph.nodes))
         self._varying = varying
         self._check = check
         self._is_function = is_function
@@ -89,7 +92,7 @@ class JointCalls:
         found = self._calls.get(key)
         if found is None:
             with taking_turns():
-                found = _Kind(self._joint_for(key, inputs))
+                found = _Kind(self._joint_for(key, inputs), draws=self.draws)
                 self._calls.put(key, found, MAX_CALLS)
         return found
 
@@ -222,12 +225,14 @@ class JointFunction:
     """A traced function that autograd differentiates as a whole, for calls of known sizes; see ``sized``.
 
     Args:
-        nodes: its trace, without fusion nodes; its arguments are tensors.
+        nodes: its trace, without fusion nodes; what it reads are tensors.
     """
 
     def __init__(self, nodes: fx.GraphModule) -> None:
-        graph = fx.Graph()
-        made = graph.graph_copy(nodes.graph, {})
+        graph, read = fx.Graph(), find_read(nodes)
+        # Those come after the arguments.
+        self._read = [*read.values()]
+        made = graph.graph_copy(lift(nodes, {}, [*read]).graph, {})
         results = list(dict.fromkeys(_find_results(made)))
         graph.output(tuple(results))
         self._results = {node: slot for slot, node in enumerate(results)}
@@ -237,19 +242,31 @@ class JointFunction:
 
     def find(self, leaves: tuple[Any, ...]) -> Callable[..., Any] | None:
         """Return what runs calls of a kind, with their gradients; None where autograd goes through each fusion node."""
-        kind = self._calls.find(leaves)
+        kind = self._calls.find((*leaves, *self._read))
         return partial(self._run, kind) if kind is not None and kind.has_gradient else None
 
     def forgive(self, leaves: Sequence[Any]) -> None:
         """See JointCalls."""
-        self._calls.forgive(leaves)
+        self._calls.forgive([*leaves, *self._read])
 
-    def record(self, launcher: Launcher, run: Callable[..., Any], leaves: tuple[Any, ...]) -> None:
-        """Record that calls like this one are made by ``run``."""
+    def record(
+        self, launcher: Launcher, run: Callable[..., Any], otherwise: Callable[..., Any], leaves: tuple[Any, ...]
+    ) -> None:
+        """Record that calls like this one are made by ``run``, or ``otherwise`` if what it reads has changed."""
+        if self._read:
+            check = make_check(self._read, compares_sizes=True)
+            if check is None:
+                return
+            run = partial(self._run_if, check, run, otherwise)
         self._calls.record(launcher, run, leaves, leaves)
 
     def _run(self, kind: _Kind, *leaves: Any) -> Any:
-        return self._build(self._made, self._calls.run(kind, *leaves))
+        return self._build(self._made, self._calls.run(kind, *leaves, *self._read))
+
+    def _run_if(
+        self, check: Callable[..., bool], run: Callable[..., Any], otherwise: Callable[..., Any], *leaves: Any
+    ) -> Any:
+        return (run if check(*self._read) else otherwise)(*leaves)
 
     def _build(self, item: Any, made: Sequence[torch.Tensor]) -> Any:
         # What the function returns.
@@ -276,10 +293,12 @@ class _Kind:
     each call.
     """
 
-    __slots__ = ("asked", "joint")
+    __slots__ = ("asked", "draws", "joint")
 
-    def __init__(self, joint: Joint | None) -> None:
+    def __init__(self, joint: Joint | None, *, draws: bool) -> None:
         self.joint = joint
+        # Whether calls draw random numbers, which eager torch is to draw, too, where it computes once more.
+        self.draws = draws
         # The results that had a gradient, from a backward pass to the next call.
         self.asked: tuple[int, ...] | None = None
 
@@ -303,6 +322,7 @@ class _Differentiated(torch.autograd.Function):
         joint = kind.joint
         assert joint is not None, "it has gradients"
         assert joint.forward is not None, "it has gradients"
+        ctx.states = find_states(inputs) if kind.draws else ()
         made = joint.forward([give(inputs[slot]) for slot in joint.varying])
         # What a function of autograd's returns as a view may not be written to; it has one version with what is saved.
         outputs = tuple([item.detach() if item._is_view() else item for item in made[: joint.count]])
@@ -334,7 +354,8 @@ class _Differentiated(torch.autograd.Function):
             ctx.kind.note(joint, asked)
             is_eager = True
         if is_eager:
-            made = _differentiate(joint, _find_inputs(ctx), [grads[slot] for slot in joint.continuous])
+            with drawing_again(_find_states(ctx)):
+                made = _differentiate(joint, _find_inputs(ctx), [grads[slot] for slot in joint.continuous])
         else:
             tangents = [
                 grads[slot] if grads[slot] is not None else torch.zeros(shape, dtype=dtype, device=device)
@@ -377,6 +398,16 @@ def _find_inputs(ctx: Any) -> list[Any]:
             "one of the variables needed for gradient computation has been modified by an inplace operation"
         )
     return inputs
+
+
+def _find_states(ctx: Any) -> Sequence[State]:
+    if ctx.states is None:
+        raise GradientError(
+            "a gradient of a gradient, or of some results alone, of a fused function that draws random numbers while a "
+            "CUDA graph is recorded: they are others in each replay"
+        )
+    states: Sequence[State] = ctx.states
+    return states
 
 
 def _let_go(inputs: Sequence[Any]) -> tuple[Any, ...]:

@@ -17,8 +17,8 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import fx
 
-from fuser.fx.call_kinds import Number, asking_quietly, at_start, is_like, key_of
-from fuser.fx.effects import calls_torch_alone, is_random
+from fuser.fx.call_kinds import Number, asking_quietly, at_start, find_read, is_like, key_of, lift
+from fuser.fx.effects import calls_torch_alone
 from fuser.fx.fusion_node import FusionModule
 from fuser.fx.idle_copies import drop_idle_copies
 from fuser.fx.idle_views import drop_idle_views
@@ -64,24 +64,32 @@ class SizedGraph(Generic[T]):
     made: T
 
 
-def arranges(module: fx.GraphModule) -> bool:
-    """Whether a graph with fusion nodes has something left that may join them where sizes are known."""
+def arranges(module: fx.GraphModule, *, draws_in_kernels: bool = False) -> bool:
+    """Whether a graph with fusion nodes has something left that may join them where sizes are known.
+
+    Args:
+        module: the graph.
+        draws_in_kernels: whether it is differentiated on a GPU, where dropouts join kernels.
+    """
     nodes = [node for node in module.graph.nodes if node.op in {"call_function", "call_method", "call_module"}]
     # Arithmetic on numbers, which the pass has marked, stays Python's.
     left = [node for node in nodes if not node.meta.get(IS_NUMBER) and not _is_fusion(module, node)]
     is_of_torch = len(nodes) <= MAX_NODES and all(map(calls_torch_alone, left))
     if not is_of_torch or any(_name(node) in _OF_MEMORY for node in left):
         return False
-    return any(_may_join(module, node) for node in left)
+    draws = draws_in_kernels and any("dropout" in _name(node) for node in left)
+    return draws or any(_may_join(module, node) for node in left)
 
 
-def is_differentiable_at_once(graph: fx.Graph) -> bool:
+def is_differentiable_at_once(nodes: fx.GraphModule) -> bool:
     """Whether autograd may see one function in place of a graph: gradients of gradients compute it once more.
 
-    So it draws no numbers, reads nothing but its arguments, and asks nothing of autograd itself.
+    So it reads nothing but tensors, and asks nothing of autograd itself.
     """
-    nodes = [node for node in graph.nodes if node.op not in {"placeholder", "output"}]
-    return all(node.op != "get_attr" and not is_random(node) and _name(node) not in _OF_AUTOGRAD for node in nodes)
+    if not all(isinstance(item, torch.Tensor) for item in find_read(nodes).values()):
+        return False
+    named = [node for node in nodes.graph.nodes if node.op not in {"placeholder", "get_attr", "output"}]
+    return not any(_name(node) in _OF_AUTOGRAD for node in named)
 
 
 def _may_join(module: fx.GraphModule, node: fx.Node) -> bool:
@@ -148,8 +156,7 @@ class SizedGraphs(Generic[T]):
         self._left = MAX_GRAPHS
         # Kinds of calls that could not be traced.
         self._failed: set[tuple[Any, ...]] = set()
-        held = dict.fromkeys(str(node.target) for node in nodes.graph.find_nodes(op="get_attr"))
-        self._held = {name: operator.attrgetter(name)(nodes) for name in held}
+        self._held = find_read(nodes)
 
     def find(self, leaves: Sequence[Any]) -> SizedGraph[T] | None:
         """Return the graph for a call, which is made if there is none; None where the one for all sizes serves."""
@@ -213,7 +220,7 @@ class SizedGraphs(Generic[T]):
         held = [*self._held.values()]
         mode, given = FakeTensorMode(), [item for item in (*leaves, *held) if isinstance(item, torch.Tensor)]
         plain = [at_start(item.detach()) for item in given]
-        function = _lift(self.nodes, numbers, [*self._held])
+        function = lift(self.nodes, numbers, [*self._held])
         traced = _trace_plainly(function, mode, [*map(mode.from_tensor, plain)])
         if traced is None:
             return None
@@ -299,17 +306,6 @@ def _writes(node: fx.Node) -> bool:
     # The schema of older norms does not say so.
     schema = getattr(node.target, "_schema", None)
     return schema is not None and (schema.is_mutable or schema.name.endswith("batch_norm"))
-
-
-def _lift(nodes: fx.GraphModule, numbers: Mapping[int, Any], names: Sequence[str]) -> fx.GraphModule:
-    # With what it reads as its last arguments, and without numbers among them.
-    graph, copies = fx.Graph(), {}
-    for slot, node in enumerate(nodes.graph.find_nodes(op="placeholder")):
-        copies[node] = numbers[slot] if slot in numbers else graph.node_copy(node)
-    lifted = {name: graph.placeholder(f"held_{slot}") for slot, name in enumerate(names)}
-    copies |= {node: lifted[str(node.target)] for node in nodes.graph.find_nodes(op="get_attr")}
-    graph.output(graph.graph_copy(nodes.graph, copies))
-    return fx.GraphModule(nodes, graph)
 
 
 def _reading(

@@ -264,7 +264,7 @@ class FusedFunction(Replayer, Generic[P, R]):
             if sized is not None:
                 sized.run(*leaves)
             # Calls of other sizes may go by the graph for all.
-            return (entry.find_joint(leaves) or entry.run)(*leaves)
+            return entry.run_either(*leaves)
         out = None if self._has_out else kwargs.pop("out", None)
         outs = None if out is None else tuple(out) if isinstance(out, tuple | list) else (out,)
         if outs is not None:
@@ -301,7 +301,7 @@ class FusedFunction(Replayer, Generic[P, R]):
                 return replayed
         joined = entry.find_joint(leaves)
         if joined is not None and entry.joint is not None:
-            entry.joint.record(launcher, joined, leaves)
+            entry.joint.record(launcher, joined, entry.run_either, leaves)
             return joined(*leaves)
         if whole is None:
             result = entry.call(leaves)
@@ -417,7 +417,7 @@ class FusedFunction(Replayer, Generic[P, R]):
         FusionPass(reduces=mode.reduces, differentiable=differentiable, device_type=mode.device_type)(
             traced.graph_module
         )
-        entry = self._finish_entry(traced, key, mode, nodes)
+        entry = self._finish_entry(traced, key, mode, nodes, is_differentiated=differentiable is not None)
         before = self._traces.pop(key, ())
         current = [item for item in before if item.traced.guards.holds()]
         stale = [item for item in before if item not in current]
@@ -426,12 +426,15 @@ class FusedFunction(Replayer, Generic[P, R]):
             del self._traces[next(iter(self._traces))]
         return entry
 
-    def _finish_entry(self, traced: Traced, key: Key, mode: Mode, nodes: fx.GraphModule | None) -> Entry:
+    def _finish_entry(
+        self, traced: Traced, key: Key, mode: Mode, nodes: fx.GraphModule | None, *, is_differentiated: bool
+    ) -> Entry:
         whole = find_whole_fusion(traced.graph_module)
         run = as_function(traced.graph_module.graph, _find_called)
-        if whole is not None or nodes is None or not arranges(traced.graph_module):
+        draws_in_kernels = is_differentiated and mode.device_type == "cuda"
+        if whole is not None or nodes is None or not arranges(traced.graph_module, draws_in_kernels=draws_in_kernels):
             return self._owned(Entry(traced, whole, self._launcher_of(traced, whole, key), run, mode))
-        joint = JointFunction(nodes) if mode.is_differentiated and is_differentiable_at_once(nodes.graph) else None
+        joint = JointFunction(nodes) if is_differentiated and is_differentiable_at_once(nodes) else None
         if mode.is_differentiated and joint is None:
             return self._owned(Entry(traced, None, self._launcher_of(traced, None, key), run, mode))
 
