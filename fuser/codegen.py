@@ -46,7 +46,8 @@ def build_source(group: FusionGroup, args: ArgSpec, dialect: Dialect) -> KernelS
     functors = _prepare_functors(group, args, typing, dialect)
     numbers = tuple((index, item.number) for index, item in enumerate(args.inputs) if item and item.number)
     operands = _list_operands(group, args, typing)
-    writer = ElementWriter(group, args, typing, functors, crosses_with_zero=dialect.crosses_with_zero)
+    in_pieces = [operand.index for operand in operands if operand.piece]
+    writer = ElementWriter(group, args, typing, functors, in_pieces, crosses_with_zero=dialect.crosses_with_zero)
     if args.rows is None:
         writer.given = dict(dialect.rounded_in_loops)
     body: Loop | RowLoop
@@ -339,7 +340,26 @@ def _list_operands(group: FusionGroup, args: ArgSpec, typing: Typing) -> tuple[O
     if args.accesses:
         pairs = zip(operands, args.accesses, strict=True)
         operands = [replace(operand, access=access) for operand, access in pairs]
-    return tuple(operands)
+    pieces = _find_pieces(group, args, operands)
+    return tuple(replace(item, piece=pieces.get(item.index, ())) if item.is_table else item for item in operands)
+
+
+def _find_pieces(group: FusionGroup, args: ArgSpec, operands: Sequence[Operand]) -> dict[int, tuple[str, ...]]:
+    # Of the tables of which a thread's vector takes neighbours, all of one entry: what says where they are.
+    if args.device_type != "cuda" or args.rows is not None or args.vector == 1 or args.positions:
+        return {}
+    known = {item.index: item for item in operands if not (item.is_output or item.access.is_transposed)}
+    readers = [group.applications[index] for index in group.live_applications()]
+    readers = [item for item in readers if item.function.is_read]
+    found = {}
+    for table, *values in (item.tensors for item in readers if item.function.op == "read"):
+        is_lone = sum(table in item.tensors for item in readers) == 1
+        if not is_lone or not all(value in known for value in values):
+            continue
+        first, *rest = (known[value] for value in values)
+        if first.is_counter and first.inner == 1 and not any(item.inner for item in rest):
+            found[table] = tuple(known[value].variable for value in values)
+    return found
 
 
 class _TextWithLines:

@@ -26,6 +26,7 @@ class ElementWriter:
         args: ArgSpec,
         typing: Typing,
         functors: tuple[Functor, ...],
+        in_pieces: Collection[int] = (),
         *,
         crosses_with_zero: bool = False,
     ) -> None:
@@ -64,7 +65,9 @@ class ElementWriter:
             assert item is not None, "a used input is bound"
             self.types[index] = cpp_scalar_type(item.number) if item.number else dtype_info(item.dtype).compute
         self.types |= dict.fromkeys(group.index_values(), dtype_info(torch.int64).compute)
-        self.types |= {value: f"{dtype_info(typing.values[value]).storage}*" for value in group.tables()}
+        for value in group.tables():
+            storage = dtype_info(typing.values[value]).storage
+            self.types[value] = f"fuser_taken<{storage}>" if value in in_pieces else f"{storage}*"
 
     def _find_products(self) -> set[int]:
         # What may be a product, and is read by something else than a product or a quotient: a sum, as far as one knows.

@@ -44,6 +44,9 @@ class Operand:
     is_table: bool = False
     # Whether it counts on from where a block of a kernel over lists begins.
     is_part: bool = False
+    # Of a table whose elements lie side by side for those of a thread's vector: the variables of where that begins, of
+    # the entry, how far entries lie apart, how many there are, and what is added to negative ones.
+    piece: tuple[str, ...] = ()
 
     @property
     def address(self) -> str:
@@ -112,7 +115,12 @@ class Loop:
     @property
     def has_tables(self) -> bool:
         """Whether the element function reads where it computes."""
-        return any(operand.is_table for operand in self.operands)
+        return any(operand.is_table and not operand.piece for operand in self.operands)
+
+    @cached_property
+    def pieces(self) -> tuple[Operand, ...]:
+        """The tables of which each vector is a piece."""
+        return tuple(operand for operand in self.operands if operand.piece)
 
     @property
     def repeats(self) -> bool:

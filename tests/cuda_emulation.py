@@ -48,6 +48,7 @@ struct alignas(16) uint4 { unsigned x, y, z, w; };
 struct fuser_dim { unsigned x; };
 extern "C" fuser_dim threadIdx, blockIdx, gridDim;
 extern "C" void __syncthreads();
+extern "C" void __assertfail(const char*, const char*, unsigned int, const char*, size_t) { __builtin_trap(); }
 extern "C" unsigned fuser_shuffle(unsigned value, int mask);
 static inline unsigned __shfl_xor_sync(unsigned, unsigned value, int mask) { return fuser_shuffle(value, mask); }
 extern "C" unsigned fuser_shuffle_from(unsigned value, int lane, int width);

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from cuda_emulation import run_emulated
 from graph_checks import trace
 from torch import fx
 
@@ -69,13 +70,33 @@ def test_a_group_reads_rows_of_tables() -> None:
     given = [TABLE, PLACES, OTHER, BACK, 1, 2.0]
     ((spec, args),) = plan_texts(register(made.group), given, torch.device("cuda"))
     source = build_source(spec.group, args, DIALECT)
-    # Read by whoever computes an element that is there, and by nobody else.
-    assert "if (k < at[u].left) fuser_element(" in source.text
-    assert source.text.count("fuser_to_compute(fuser_take(") == 2
+    # In pieces of a vector.
+    assert source.text.count("= fuser_take_piece<4>(") == 2
     assert compile_cubin(source, "sm_90")
     # Without a kernel, the same values.
     assert torch.equal(made(*given), (TABLE[PLACES] + OTHER[BACK]) * 2)
     assert torch.equal(fuser.FusionGroup.from_json(made.group.to_json()).key and made(*given), words(*INPUTS))
+
+
+@pytest.mark.cpu
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("width", [12, 7, 64])
+def test_pieces_of_rows_lie_anywhere(width: int, dtype: torch.dtype) -> None:
+    """Also at addresses that no wide access takes, and with a row's end inside; columns are read one by one."""
+    table, other = torch.randn(50, width + 1).to(dtype)[:, 1:], torch.randn(40, width).double()
+    given = [table, PLACES, other, BACK, 1, 2.0]
+    (made,) = fusion_nodes(trace(two_reads, (table, other, PLACES, BACK), "cuda"))
+    (found,) = run_emulated(made.group, given, all_kernels=True)
+    assert torch.equal(found, words(table, other, PLACES, BACK))
+    read = lambda call, t, p: call(ATEN.mul.Tensor, call(ATEN.index_select.default, t, 1, p), 2.0)  # noqa: E731
+    columns = PLACES.flatten() % width
+    (made,) = fusion_nodes(trace(read, (table, columns), "cuda"))
+    ((spec, args),) = plan_texts(register(made.group), [table, columns, 2.0], torch.device("cuda"))
+    # Read by whoever computes an element that is there, and by nobody else.
+    assert "if (k < at[u].left) fuser_element(" in build_source(spec.group, args, DIALECT).text
+    (found,) = run_emulated(made.group, [table, columns, 2.0], all_kernels=True)
+    assert torch.equal(found, table.index_select(1, columns) * 2)
 
 
 def test_what_is_left_to_torch() -> None:

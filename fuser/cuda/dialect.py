@@ -209,7 +209,25 @@ def _read(loop: Loop) -> list[str]:
         ),
         *_each(loop, [f"at[u] = {find};", *(f"{item.name}[u] = {_load(loop, item)};" for item in own)]),
         *(f"{item.name}[0] = {_load(loop, item).replace('[u]', '[0]')};" for item in direct if item not in own),
+        *_take_pieces(loop),
     ]
+
+
+def _take_pieces(loop: Loop) -> list[str]:
+    # Of tables, once it is known of which entries.
+    if not loop.pieces:
+        return []
+    first = {item.variable: f"fuser_to_compute({_vector(item)}[0])" for item in loop.inputs}
+    declared, taken = list[str](), list[str]()
+    for item in loop.pieces:
+        places = ", ".join(first[name] for name in item.piece)
+        declared.append(f"fuser_vector<{item.info.storage}, {loop.vector}> {item.name}[{_unroll(loop)}];")
+        taken.append(f"{item.name}[u] = fuser_take_piece<{loop.vector}>({item.address}, {places}, at[u].left);")
+    return [*declared, *_each(loop, taken)]
+
+
+def _vector(item: Operand) -> str:
+    return f"{item.name}[{'0' if item.access.is_shared else 'u'}]"
 
 
 def _compute(loop: Loop) -> list[str]:
@@ -219,8 +237,10 @@ def _compute(loop: Loop) -> list[str]:
         if item.access.is_transposed:
             row = f"read_row<{loop.vector}>({_tile_x(loop)}, {_tile_y(loop)}, at[u].left)"
             lines.append(f"const auto {item.name} = tile_{item.name}.{row};")
-        vector = item.name if item.access.is_transposed else f"{item.name}[{'0' if item.access.is_shared else 'u'}]"
+        vector = item.name if item.access.is_transposed else _vector(item)
         element[item.variable] = f"fuser_to_compute({vector}[{'k' if item.inner else '0'}])"
+    for item in loop.pieces:
+        element[item.variable] = f"fuser_taken<{item.info.storage}>{{{item.name}[u][k]}}"
     for item in loop.outputs:
         lines.append(f"{item.info.storage} {item.name}[{loop.vector}];")
         element[item.variable] = f"{item.name}[k]"

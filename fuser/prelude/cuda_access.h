@@ -189,14 +189,34 @@ template <int N, int W, typename I> FUSER_INLINE fuser_vector<int64_t, N> fuser_
 
 //@ fuser_take
 extern "C" __device__ void __assertfail(const char*, const char*, unsigned int, const char*, size_t);
-// An element of what stays in memory: one of `size` entries, which are `step` elements apart. Any other ends the process's
-// use of the device, as in torch's own kernels.
+// Where an entry of what stays in memory begins: one of `size`, which are `step` elements apart. Any other ends the
+// process's use of the device, as in torch's own kernels.
 template <typename S>
-FUSER_INLINE S fuser_take(const S* table, int64_t first, int64_t entry, int64_t step, int64_t size, int64_t wrap) {
+FUSER_INLINE const S* fuser_entry(
+    const S* table, int64_t first, int64_t entry, int64_t step, int64_t size, int64_t wrap) {
   if (entry < 0) entry += wrap;
   if (static_cast<uint64_t>(entry) >= static_cast<uint64_t>(size))
     __assertfail("index out of bounds", "fuser", 0, "fuser_take", 1);
-  return table[first + entry * step];
+  return table + (first + entry * step);
+}
+// An element of it.
+template <typename S>
+FUSER_INLINE S fuser_take(const S* table, int64_t first, int64_t entry, int64_t step, int64_t size, int64_t wrap) {
+  return *fuser_entry(table, first, entry, step, size, wrap);
+}
+// Neighbours of one entry, by wide accesses where its address allows them; and one of those.
+template <int N, typename S, typename I>
+FUSER_INLINE fuser_vector<S, N> fuser_take_piece(
+    const S* table, int64_t first, int64_t entry, int64_t step, int64_t size, int64_t wrap, I left) {
+  constexpr int W = N * sizeof(S) > 16 ? 16 / sizeof(S) : N;
+  if (left <= 0) return {};
+  const S* const from = fuser_entry(table, first, entry, step, size, wrap);
+  return fuser_load<N, W>(from, left, reinterpret_cast<unsigned long long>(from) % (W * sizeof(S)) == 0);
+}
+template <typename S> struct fuser_taken { S value; };
+template <typename S>
+FUSER_INLINE S fuser_take(const fuser_taken<S>& piece, int64_t, int64_t, int64_t, int64_t, int64_t) {
+  return piece.value;
 }
 
 //@ fuser_add_up
