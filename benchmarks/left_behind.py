@@ -99,6 +99,16 @@ def draw_choice(elements: int) -> tuple[Tensor, ...]:
     return x > 0.5, x, y
 
 
+def multiply(x: Tensor, y: Tensor) -> Tensor:
+    """Multiply."""
+    return x * y
+
+
+def choose(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Choose elements."""
+    return torch.where(condition, x, y)
+
+
 def odd(elements: int) -> int:
     """Return the side of a square of about so many elements; rows of it are not aligned."""
     return int(elements**0.5) - 1 | 1
@@ -109,10 +119,10 @@ def find_cases() -> dict[str, Case]:
     return {
         "rope": Case(rope, draw_heads),
         "image": Case(normalise, draw_image),
-        "outer": Case(torch.mul, lambda n: floats((64, 1, n >> 14), (1, 256, n >> 14))),
-        "outer bfloat16": Case(torch.mul, lambda n: floats((64, 1, n >> 14), (1, 256, n >> 14), dtype=torch.bfloat16)),
+        "outer": Case(multiply, lambda n: floats((64, 1, n >> 14), (1, 256, n >> 14))),
+        "outer bfloat16": Case(multiply, lambda n: floats((64, 1, n >> 14), (1, 256, n >> 14), dtype=torch.bfloat16)),
         "odd column": Case(affine, lambda n: floats((odd(n), odd(n)), (odd(n), 1), (odd(n), 1))),
-        "where": Case(torch.where, draw_choice),
+        "where": Case(choose, draw_choice),
         "six functors, row": six("six_row"),
         "six functors, column": six("six_col"),
     }
