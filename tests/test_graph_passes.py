@@ -376,6 +376,12 @@ def of_the_past(x: torch.Tensor) -> torch.Tensor:
     return (x.new_ones((), dtype=torch.bool) & (column <= row)).expand(x.shape[0], 1, -1, -1)
 
 
+def written_later(x: torch.Tensor, write: Callable[[torch.Tensor], Any]) -> torch.Tensor:
+    mask = torch.ones(x.shape[2], x.shape[2], dtype=torch.bool)
+    write(mask.view(-1)[1:])
+    return mask
+
+
 def true_everywhere(x: torch.Tensor) -> torch.Tensor:
     return (positions(x)[0] >= 0).expand(x.shape[0], 1, -1, x.shape[2])
 
@@ -389,6 +395,8 @@ MASKS: dict[str, tuple[Callable[[torch.Tensor], Any], dict[str, Any]]] = {
     "drawn": (lambda x: torch.rand(x.shape[2], x.shape[2]) > -1, {}),
     "of numbers": (lambda x: of_the_past(x).float(), {}),
     "written to": (lambda x: torch.ones(x.shape[2], x.shape[2], dtype=torch.bool).logical_not_(), {}),
+    "written to later": (lambda x: written_later(x, lambda part: part[:5].fill_(False)), {}),
+    "assigned to later": (lambda x: written_later(x, lambda part: part.__setitem__(3, False)), {}),
 }
 
 
@@ -429,15 +437,22 @@ def test_strict_numerics_drop_the_masks_of_models_that_drop_them(
 
 
 @pytest.mark.parametrize("is_repeated", [False, True])
-def test_heads_that_share_keys_need_not_repeat_them(*, is_repeated: bool) -> None:
+@pytest.mark.parametrize("written", ["nothing", "keys", "heads"])
+def test_heads_that_share_keys_need_not_repeat_them(written: str, *, is_repeated: bool) -> None:
     def share(x: torch.Tensor) -> torch.Tensor:
         shape = (2, 2, 2, 7, 8) if is_repeated else (2, 4, 1, 7, 8)
         return x[:, :, None, :, :].expand(shape).reshape(2, 4, 7, 8)
 
+    def attend_to(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        y = y * 2
+        heads = share(y)
+        {"nothing": x, "keys": y, "heads": heads}[written].add_(1)
+        return attend(x, heads, heads, attn_mask=of_the_past(x))
+
     x, y = torch.randn(2, 4, 7, 8), torch.randn(2, 2 if is_repeated else 4, 7, 8)
-    found, result = masks_of(lambda x, y: attend(x, share(y), share(y), attn_mask=of_the_past(x)), x, y)
-    assert found["enable_gqa"]
-    assert torch.equal(result, attend(x, y, y, is_causal=True, enable_gqa=True))
+    found, result = masks_of(attend_to, x.clone(), y)
+    assert found.get("enable_gqa", False) == (written == "nothing")
+    assert torch.allclose(result, attend_to(x, y), atol=1e-6)
 
 
 @pytest.mark.parametrize("backend", ["Cudnn", "CudaDepthwise2d"])

@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from fuser.fx.effects import is_barrier
+from fuser.fx.nodes import find_storage
 
 __all__ = ["merge_equal"]
 
@@ -24,13 +25,13 @@ def merge_equal(graph: fx.Graph) -> None:
     Results of the graph keep memory of their own, as in eager torch. Only inputs are written, as in a joint graph.
     """
     output = next(iter(graph.find_nodes(op="output")))
-    returned = set(map(_memory, output.all_input_nodes)) - {None}
+    returned = {find_storage(node.meta.get("val")) for node in output.all_input_nodes} - {None}
     # By names, which are those of one node each: as text 0.0 is not -0.0, and 1 is not 1.0.
     first: dict[tuple[object, str, int], fx.Node] = {}
     writes = 0
     for node in graph.nodes:
         writes += is_barrier(node)
-        if not _is_pure(node) or _memory(node) in returned:
+        if not _is_pure(node) or find_storage(node.meta.get("val")) in returned:
             continue
         same = first.setdefault((node.target, repr((node.args, node.kwargs)), writes), node)
         if same is not node:
@@ -44,14 +45,3 @@ def _is_pure(node: fx.Node) -> bool:
         is_left_open = "empty" in str(target) or not _OWN.isdisjoint(target.tags)
         return not target._schema.is_mutable and not is_left_open
     return target is operator.getitem
-
-
-def _memory(node: fx.Node) -> int | None:
-    value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor):
-        return None
-    try:
-        return int(value.untyped_storage()._cdata)
-    except NotImplementedError:
-        # Sparse tensors have none.
-        return None

@@ -9,6 +9,7 @@ at all. Here the mask of a graph that makes it of numbers alone is looked at onc
 from __future__ import annotations
 
 import operator
+from collections.abc import Container, Mapping
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_map_only
 
 from fuser.fx.effects import is_barrier, is_random
+from fuser.fx.nodes import find_storage
 
 __all__ = ["drop_idle_masks"]
 
@@ -36,7 +38,8 @@ def drop_idle_masks(graph_module: fx.GraphModule, *, is_strict: bool) -> None:
 
     ``is_strict``: only where the model does so in eager torch; elsewhere its bits are those of the mask's kernels.
     """
-    constants, seen = _Constants(), dict[fx.Node, bool | None]()
+    writes = _find_writes(graph_module.graph)
+    constants, seen = _Constants(writes), dict[fx.Node, bool | None]()
     for node in graph_module.graph.find_nodes(op="call_function", target=_ATTENTION):
         given: dict[str, Any] = {**dict(zip(_NAMES, node.args, strict=False)), **node.kwargs}
         mask = given.get("attn_mask")
@@ -47,7 +50,7 @@ def drop_idle_masks(graph_module: fx.GraphModule, *, is_strict: bool) -> None:
         if seen[mask] is None or given.get("is_causal"):
             continue
         given |= {"attn_mask": None, "is_causal": seen[mask]}
-        shared = [_without_repetition(given[name]) for name in ("key", "value")]
+        shared = [_without_repetition(given[name], writes) for name in ("key", "value")]
         if None not in shared:
             given |= {"key": shared[0], "value": shared[1], "enable_gqa": True}
         node.args, node.kwargs = (), given
@@ -64,11 +67,27 @@ def _find_kind(mask: torch.Tensor | None) -> bool | None:
     return True if is_square and torch.equal(mask, torch.ones_like(mask).tril()) else None
 
 
-def _without_repetition(heads: Any) -> Any:
+def _find_writes(graph: fx.Graph) -> dict[int | None, fx.Node]:
+    # By memory the last call that may write to it: what was made there may be something else when it is read.
+    found: dict[int | None, fx.Node] = {}
+    for node in filter(is_barrier, graph.nodes):
+        is_one = node.op == "call_method" or node.target is operator.setitem
+        found |= dict.fromkeys(map(_memory, node.all_input_nodes[: 1 if is_one else None]), node)
+    found.pop(None, None)
+    return found
+
+
+def _memory(node: fx.Node) -> int | None:
+    return find_storage(node.meta.get("example_value"))
+
+
+def _without_repetition(heads: Any, writes: Mapping[int | None, fx.Node]) -> Any:
     # What is repeated for each head of a query that shares it: x[:, :, None].expand(...).reshape(...).
     expanded = _source(heads, "reshape")
     opened = _source(expanded, "expand")
     if opened is None or opened.target is not operator.getitem or opened.args[1] != _HEADS:
+        return None
+    if any((last := writes.get(_memory(item))) is not None and last > heads for item in (heads, opened.args[0])):
         return None
     heads_of = [item.meta["example_value"].shape for item in (heads, expanded)]
     return (
@@ -82,9 +101,10 @@ def _source(node: Any, method: str) -> Any:
 
 
 class _Constants:
-    """Values of nodes that depend on no input, computed on the CPU."""
+    """Values of nodes that depend on no input, computed on the CPU; of none in memory that is written to."""
 
-    def __init__(self) -> None:
+    def __init__(self, written: Container[int | None]) -> None:
+        self._written = written
         self._known: dict[fx.Node, torch.Tensor | None] = {}
 
     def find(self, node: fx.Node) -> torch.Tensor | None:
@@ -96,7 +116,7 @@ class _Constants:
     def _compute(self, node: fx.Node) -> torch.Tensor | None:
         example = node.meta.get("example_value")
         is_call = node.op in {"call_function", "call_method"} and not is_barrier(node) and not is_random(node)
-        if not is_call or not isinstance(example, torch.Tensor):
+        if not is_call or not isinstance(example, torch.Tensor) or _memory(node) in self._written:
             return None
         if any(type(size) is not int for size in example.shape) or example.numel() > MAX_ELEMENTS:
             return None

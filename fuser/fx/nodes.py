@@ -42,6 +42,7 @@ __all__ = [
     "bind_node",
     "find_bar",
     "find_readers",
+    "find_storage",
     "is_copy",
     "is_fresh",
     "is_fusible",
@@ -314,6 +315,17 @@ def _is_plain(value: Any) -> bool:
 def is_static(value: Any) -> TypeGuard[torch.Tensor]:
     """Whether a value is a tensor whose sizes and strides are numbers."""
     return isinstance(value, torch.Tensor) and all(type(size) is int for size in (*value.shape, *value.stride()))
+
+
+def find_storage(value: object) -> int | None:
+    """Return a number that tensors have in common, fake ones too, if they share memory; None for what has none."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    try:
+        return int(value.untyped_storage()._cdata)
+    except NotImplementedError:
+        # Sparse tensors have none.
+        return None
 
 
 def add_call(graph: fx.Graph, target: Any, *arguments: Any, **options: Any) -> fx.Node:
