@@ -27,7 +27,7 @@ from fuser.fx.bodies import bodies_of, find_bodies
 from fuser.fx.dropouts import draw_dropout_mask, find_obstacle
 from fuser.fx.fused_module import FusedModule
 from fuser.fx.fusion_node import FusionModule
-from fuser.fx.gains import gains_nothing
+from fuser.fx.gains import count_unread, gains_nothing
 from fuser.fx.nodes import UNSAFE_VIEWS, find_bar, read_nodes
 from fuser.fx.trace import FusedFunction
 from fuser.graph import FusionGroup
@@ -247,10 +247,14 @@ def _explain_recorded(recorded: RecordedGraph) -> Explanation:
     for node in fusions:
         fusion: Any = module.get_submodule(str(node.target))
         inputs = map_arg(node.args, lambda item: _without_symbols(item.meta.get("val")))
-        groups.append(_report(fusion.group, fusion.node_names, [] if None in tree_leaves(inputs) else inputs))
+        is_known = None not in tree_leaves(inputs)
+        groups.append(_report(fusion.group, fusion.node_names, inputs if is_known else []))
         alone = sum(recorded.traffic.get(name, 0) for name in fusion.node_names)
+        # Of lists all is read.
+        parted = [*map(describe, inputs)] if is_known and type(fusion) is FusionModule else []
+        unread = count_unread(fusion.group, parted) if parted else 0
         # In eager torch its nodes are as they were.
-        saved.append(0 if groups[-1].is_eager else alone - recorded.traffic[node.name])
+        saved.append(0 if groups[-1].is_eager else alone - (recorded.traffic[node.name] - unread))
         in_eager.append(alone if groups[-1].is_eager else 0)
     unfused = _unfused(module)
     left = tuple(recorded.traffic.get(name, 0) for name, _ in unfused)

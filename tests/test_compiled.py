@@ -97,6 +97,14 @@ def test_a_group_in_eager_torch_saves_nothing(*, dynamic: bool) -> None:
     assert "group 0: eager torch: fusion on cpu is switched off" in str(graph)
 
 
+def test_explain_counts_what_a_group_reads_of_a_part() -> None:
+    compiled = torch.compile(lambda x: torch.relu(x[:, 1:3] * 2) + x[:, :1], backend="fuser")
+    (graph,) = fuser.explain(compiled, draw((2, 64, 2), torch.float32)).graphs
+    part = 4 * 2 * 2 * 2
+    # Torch's product and relu read and write a part each, and its sum what they made, half as much, and all of it.
+    assert graph.bytes_saved == (4 * part + 5 * part // 2 - (3 * part // 2 + part),)
+
+
 def test_explain_calls_views_what_they_are() -> None:
     compiled = torch.compile(lambda x: (x.expand(2, 4, 8), x.t()[1:]), backend="fuser")
     (graph,) = fuser.explain(compiled, draw((4, 8), torch.float32)).graphs

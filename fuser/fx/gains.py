@@ -13,11 +13,14 @@ from typing import Any
 import torch
 from torch import fx
 
+from fuser.errors import UnsupportedError
+from fuser.expanded import describe_values
 from fuser.fx.nodes import COPIES, GraphReading, is_copy
+from fuser.graph import FusionGroup
 from fuser.ops import REDUCTIONS, OpCall, find_numerics, is_first_power
 from fuser.tensor_desc import TensorDesc
 
-__all__ = ["count_bytes", "crosses_rows", "gains_nothing", "is_small"]
+__all__ = ["count_bytes", "count_unread", "crosses_rows", "gains_nothing", "is_small"]
 
 # Elements of a tensor that are computed while a kernel is launched.
 SMALL = 1 << 16
@@ -127,6 +130,27 @@ def count_bytes(value: Any) -> int:
         return 0
     sizes = [_hint(size) for size, stride in zip(value.shape, value.stride(), strict=True) if _hint(stride)]
     return math.prod(sizes) * value.element_size()
+
+
+def count_unread(group: FusionGroup, inputs: Sequence[TensorDesc]) -> int:
+    """Return how many bytes of its inputs a group has no use for: it looks at parts of them."""
+    try:
+        values = describe_values(group, inputs)
+    except UnsupportedError:
+        # Eager torch reads whatever it reads.
+        return 0
+    # By value: what is expanded is one element again and again.
+    sizes = [
+        math.prod(size for size, stride in zip(item.shape, item.strides, strict=True) if stride) for item in values
+    ]
+    needed = [size if value in group.outputs else 0 for value, size in enumerate(sizes)]
+    for begin, item in reversed([*zip(group.value_offsets(), group.applications, strict=True)]):
+        shown = sum(needed[begin : begin + item.function.num_outputs])
+        is_part = item.function.is_view or item.function.arranges
+        for value in item.tensors:
+            needed[value] = min(sizes[value], needed[value] + (shown if is_part else sizes[value]))
+    pairs = zip(inputs, sizes, needed, strict=False)
+    return sum((size - own) * item.dtype.itemsize for item, size, own in pairs if item.dtype is not None)
 
 
 def _hint(size: Any) -> int:
