@@ -19,6 +19,7 @@ from fuser.fx.equal_nodes import merge_equal
 from fuser.fx.idle_copies import drop_idle_copies
 from fuser.fx.merged_sums import sum_unviewed
 from fuser.fx.passes import FusionPass
+from fuser.fx.splits import open_splits
 
 ATEN = torch.ops.aten
 
@@ -364,6 +365,30 @@ def test_products_are_padded_where_it_gains(rows: int, *, is_padded: bool) -> No
     assert bool(graph.find_nodes(op="call_function", target=ATEN.constant_pad_nd.default)) == is_padded
     # What nobody reads would make a group write what it looks at.
     assert all(node.users for node in graph.nodes if node.op == "call_function")
+
+
+@pytest.mark.parametrize(
+    ("target", "args", "named"),
+    [
+        (ATEN.split.Tensor, (4, 1), {}),
+        (ATEN.split.Tensor, (), {"split_size": 2, "dim": -1}),
+        (ATEN.split_with_sizes.default, ([1, 2, 3],), {"dim": 1}),
+        (ATEN.unbind.int, (), {"dim": 1}),
+    ],
+)
+def test_parts_may_be_counted_from_the_end(target: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+    graph = fx.Graph()
+    computed = graph.call_function(ATEN.neg.default, (graph.placeholder("x"),))
+    split = graph.call_function(target, (computed, *args), named)
+    parts = [graph.call_function(operator.getitem, (split, slot)) for slot in (-1, -2, 0)]
+    graph.output(tuple(graph.call_function(ATEN.relu.default, (part,)) for part in parts))
+    module, x = fx.GraphModule({}, graph), torch.randn(3, 6)
+    FakeTensorProp(module).propagate(x)
+    wanted = module(x)
+    open_splits(graph)
+    assert not graph.find_nodes(op="call_function", target=target)
+    module.recompile()
+    assert all(map(torch.equal, module(x), wanted))
 
 
 def positions(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._pytree import tree_leaves
 
 from fuser.fx.nodes import bind_node
 
@@ -18,20 +19,29 @@ _ATEN = torch.ops.aten
 
 def open_splits(graph: fx.Graph) -> None:
     """Replace splits of computed values, whose parts are all computed with, by slices and selections."""
-    for target, arguments in _PARTS.items():
+    for target, find in _PARTS.items():
         for node in graph.find_nodes(op="call_function", target=target):
-            parts = list(node.users)
-            sizes = node.args[1] if len(node.args) > 1 else 0
-            is_known = all(type(size) is int for size in (sizes if isinstance(sizes, list | tuple) else [sizes]))
-            if not (is_known and _is_computed(node.args[0]) and all(map(_is_read_by_computation, parts))):
+            source, *sizes, dim = _bind(node)
+            values = node.meta.get("val")
+            is_known = isinstance(values, list | tuple) and all(type(size) is int for size in tree_leaves(sizes))
+            if not (is_known and _is_computed(source) and all(map(_is_read_by_computation, node.users))):
                 continue
-            for part, (view, rest) in zip(parts, arguments(node, parts), strict=True):
+            for part in [*node.users]:
+                slot: Any = part.args[1]
                 with graph.inserting_before(part):
-                    seen = graph.call_function(view, (node.args[0], *rest))
+                    seen = find(graph, source, *sizes, dim, slot % len(values))
                 seen.meta.update(part.meta)
                 part.replace_all_uses_with(seen)
                 graph.erase_node(part)
             graph.erase_node(node)
+
+
+def _bind(node: fx.Node) -> list[Any]:
+    # All of an operator's arguments, in their order.
+    assert isinstance(node.target, torch._ops.OpOverload), "one of those below"
+    taken = node.target._schema.arguments
+    given = [node.kwargs.get(item.name, item.default_value) for item in taken[len(node.args) :]]
+    return [*node.args, *given]
 
 
 def _is_computed(source: object) -> bool:
@@ -39,37 +49,29 @@ def _is_computed(source: object) -> bool:
 
 
 def _is_read_by_computation(part: fx.Node) -> bool:
-    return part.target is operator.getitem and all(map(_is_bound, part.users))
+    is_one = part.target is operator.getitem and type(part.args[1]) is int
+    return is_one and all(map(_is_bound, part.users))
 
 
 def _is_bound(node: fx.Node) -> bool:
     return bind_node(node) is not None
 
 
-def _dim(node: fx.Node, slot: int) -> int:
-    dim = node.args[slot] if len(node.args) > slot else node.kwargs.get("dim", 0)
-    assert isinstance(dim, int), "torch says so"
-    return dim
+def _slice(graph: fx.Graph, source: fx.Node, sizes: Any, dim: Any, slot: int) -> fx.Node:
+    is_list = isinstance(sizes, list | tuple)
+    start = sum(sizes[:slot]) if is_list else slot * sizes
+    size = sizes[slot] if is_list else sizes
+    return graph.call_function(_ATEN.slice.Tensor, (source, dim, start, start + size))
 
 
-def _slices(node: fx.Node, parts: list[fx.Node]) -> Iterator[tuple[Any, tuple[Any, ...]]]:
-    sizes: Any = node.args[1]
-    for part in parts:
-        slot: Any = part.args[1]
-        start = sum(sizes[:slot]) if isinstance(sizes, list | tuple) else slot * sizes
-        size = sizes[slot] if isinstance(sizes, list | tuple) else sizes
-        yield _ATEN.slice.Tensor, (_dim(node, 2), start, start + size)
+def _select(graph: fx.Graph, source: fx.Node, dim: Any, slot: int) -> fx.Node:
+    return graph.call_function(_ATEN.select.int, (source, dim, slot))
 
 
-def _selections(node: fx.Node, parts: list[fx.Node]) -> Iterator[tuple[Any, tuple[Any, ...]]]:
-    for part in parts:
-        yield _ATEN.select.int, (_dim(node, 1), part.args[1])
-
-
-_PARTS = {
-    _ATEN.split.Tensor: _slices,
-    _ATEN.split_with_sizes.default: _slices,
-    _ATEN.unsafe_split.Tensor: _slices,
-    _ATEN.unsafe_split_with_sizes.default: _slices,
-    _ATEN.unbind.int: _selections,
+_PARTS: dict[Any, Callable[..., fx.Node]] = {
+    _ATEN.split.Tensor: _slice,
+    _ATEN.split_with_sizes.default: _slice,
+    _ATEN.unsafe_split.Tensor: _slice,
+    _ATEN.unsafe_split_with_sizes.default: _slice,
+    _ATEN.unbind.int: _select,
 }
