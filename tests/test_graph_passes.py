@@ -16,6 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention as attend
 
 from fuser.fx import convolution_biases, masks, products
 from fuser.fx.equal_nodes import merge_equal
+from fuser.fx.expansions import drop_expansions
 from fuser.fx.idle_copies import drop_idle_copies
 from fuser.fx.merged_sums import sum_unviewed
 from fuser.fx.passes import FusionPass
@@ -148,6 +149,24 @@ def test_a_bias_gradient_joins_what_makes_the_gradient() -> None:
     FusionPass(numerics="fast")(module)
     assert not module.graph.find_nodes(op="call_function", target=ATEN.sum.dim_IntList)
     assert len([node for node in module.graph.nodes if node.op == "call_module"]) == 1
+
+
+def test_arguments_may_be_given_by_name() -> None:
+    graph = fx.Graph()
+    computed = graph.call_function(ATEN.mul.Tensor, (graph.placeholder("x"), 2.0))
+    turned = graph.call_function(ATEN.permute.default, kwargs={"self": computed, "dims": [1, 0]})
+    total = graph.call_function(ATEN.sum.dim_IntList, kwargs={"self": turned, "dim": [0], "keepdim": True})
+    expanded = graph.call_function(ATEN.expand.default, kwargs={"self": total, "size": [6, 3]})
+    graph.output(graph.call_function(ATEN.mul.Tensor, (expanded, 3.0)))
+    module, x = fx.GraphModule({}, graph), torch.randint(-9, 9, (3, 6)).float()
+    FakeTensorProp(module).propagate(x)
+    wanted = module(x)
+    sum_unviewed(graph)
+    drop_expansions(graph)
+    (total,) = graph.find_nodes(op="call_function", target=ATEN.sum.dim_IntList)
+    assert total.args == (computed, [1])
+    module.recompile()
+    assert torch.equal(module(x), wanted)
 
 
 def test_a_sum_over_a_view_of_one_element_stays() -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from fuser.fx.nodes import bind_node, is_fusible
+from fuser.fx.nodes import bind_node, is_fusible, read_arguments
 
 __all__ = ["drop_expansions"]
 
@@ -29,14 +29,14 @@ def drop_expansions(graph: fx.Graph) -> None:
             continue
         for other, value in smaller.items():
             other.meta["val"] = value
-        node.replace_all_uses_with(node.args[0])
+        node.replace_all_uses_with(read_arguments(node)[0])
         graph.erase_node(node)
 
 
 def _find_smaller(expanded: fx.Node, order: dict[fx.Node, int]) -> dict[fx.Node, Any] | None:
     # What computes with an expanded tensor alone, or with others of its first shape, and what its value is without the
     # expansion; None where somebody needs it as it is.
-    source = expanded.args[0]
+    source = read_arguments(expanded)[0]
     value = source.meta.get("val") if isinstance(source, fx.Node) else None
     if not isinstance(value, torch._subclasses.FakeTensor):
         return None

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fuser.fx.nodes import bind_node, is_copy
+from fuser.fx.nodes import bind_node, is_copy, read_arguments
 
 __all__ = ["sum_unviewed"]
 
@@ -26,17 +26,18 @@ _VIEWS = {_ATEN.view.default, _ATEN._unsafe_view.default, _ATEN.permute.default}
 def sum_unviewed(graph: fx.Graph) -> None:
     """Let sums read what a view shows instead of the view, where whole dimensions of either are the same elements."""
     for node in graph.find_nodes(op="call_function", target=_SUM):
-        wanted, given = node.meta.get("val"), node.args[1]
-        source: Any = node.args[0]
+        wanted = node.meta.get("val")
+        first, given, _, dtype = read_arguments(node)
+        source: Any = first
         dims = list(given) if isinstance(given, list | tuple) and given else None
         while dims is not None and isinstance(source, fx.Node) and source.target in _VIEWS:
-            dims = _find_dims(source.args[0], source, dims)
-            source = source.args[0]
-        if dims is None or source is node.args[0] or not isinstance(wanted, torch.Tensor) or not _is_computed(source):
+            base, seen_as = read_arguments(source)
+            dims = _find_dims(base, source, seen_as, dims)
+            source = base
+        if dims is None or source is first or not isinstance(wanted, torch.Tensor) or not _is_computed(source):
             continue
         with graph.inserting_before(node):
-            kept = {name: value for name, value in node.kwargs.items() if name == "dtype"}
-            total = graph.call_function(_SUM, (source, dims), kept)
+            total = graph.call_function(_SUM, (source, dims), {} if dtype is None else {"dtype": dtype})
             sizes = [size for dim, size in enumerate(source.meta["val"].shape) if dim not in dims]
             total.meta["val"] = wanted.new_empty(sizes)
             seen = graph.call_function(_ATEN.view.default, (total, list(wanted.shape)))
@@ -53,7 +54,7 @@ def _is_computed(source: fx.Node) -> bool:
     return call is not None and not call.arranges and not is_copy(call)
 
 
-def _find_dims(source: Any, view: fx.Node, dims: Sequence[int]) -> list[int] | None:
+def _find_dims(source: Any, view: fx.Node, seen_as: Any, dims: Sequence[int]) -> list[int] | None:
     # The dimensions of the source that the view's are; None where some of one are part of the others, or where what is
     # left comes in another order.
     known, seen = (getattr(node, "meta", {}).get("val") for node in (source, view))
@@ -63,8 +64,7 @@ def _find_dims(source: Any, view: fx.Node, dims: Sequence[int]) -> list[int] | N
         return None
     reduced = {dim % seen.dim() for dim in dims}
     if view.target is _ATEN.permute.default:
-        order: Any = view.args[1]
-        places = [dim % seen.dim() for dim in order]
+        places = [dim % seen.dim() for dim in seen_as]
         left = [place for dim, place in enumerate(places) if dim not in reduced]
         return [places[dim] for dim in sorted(reduced)] if left == sorted(left) else None
     found: list[int] = []

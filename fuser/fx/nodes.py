@@ -52,6 +52,7 @@ __all__ = [
     "may_alias",
     "may_be_number",
     "module_of",
+    "read_arguments",
     "read_nodes",
     "still_reads",
     "takes_item",
@@ -326,6 +327,12 @@ def find_storage(value: object) -> int | None:
     except NotImplementedError:
         # Sparse tensors have none.
         return None
+
+
+def read_arguments(node: fx.Node) -> list[Any]:
+    """Return all arguments of an overload of torch's, in the order of its schema, however they are given."""
+    taken = node.target._schema.arguments  # type: ignore[union-attr]
+    return [*node.args, *(node.kwargs.get(item.name, item.default_value) for item in taken[len(node.args) :])]
 
 
 def add_call(graph: fx.Graph, target: Any, *arguments: Any, **options: Any) -> fx.Node:

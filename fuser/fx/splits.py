@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
-from fuser.fx.nodes import bind_node
+from fuser.fx.nodes import bind_node, read_arguments
 
 __all__ = ["open_splits"]
 
@@ -21,7 +21,7 @@ def open_splits(graph: fx.Graph) -> None:
     """Replace splits of computed values, whose parts are all computed with, by slices and selections."""
     for target, find in _PARTS.items():
         for node in graph.find_nodes(op="call_function", target=target):
-            source, *sizes, dim = _bind(node)
+            source, *sizes, dim = read_arguments(node)
             values = node.meta.get("val")
             is_known = isinstance(values, list | tuple) and all(type(size) is int for size in tree_leaves(sizes))
             if not (is_known and _is_computed(source) and all(map(_is_read_by_computation, node.users))):
@@ -34,14 +34,6 @@ def open_splits(graph: fx.Graph) -> None:
                 part.replace_all_uses_with(seen)
                 graph.erase_node(part)
             graph.erase_node(node)
-
-
-def _bind(node: fx.Node) -> list[Any]:
-    # All of an operator's arguments, in their order.
-    assert isinstance(node.target, torch._ops.OpOverload), "one of those below"
-    taken = node.target._schema.arguments
-    given = [node.kwargs.get(item.name, item.default_value) for item in taken[len(node.args) :]]
-    return [*node.args, *given]
 
 
 def _is_computed(source: object) -> bool:
