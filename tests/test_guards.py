@@ -267,6 +267,16 @@ def test_checks_of_torchs_hold_in_every_call(x: torch.Tensor) -> None:
         fuser.fuse(lambda x: torch._check(x.sum() > 0) or x * 2)(x)
 
 
+def test_shapes_that_are_broadcast_are_those_of_each_call() -> None:
+    def function(x: Any, y: Any) -> Any:
+        return x.expand(torch.broadcast_shapes(x.shape, y.shape, (y.shape[-1],))) * 2
+
+    shapes = [((3, 1), (3, 4)), ((5, 1), (5, 2)), ((1,), (4, 4)), ((2, 3, 1), (1, 3, 4)), ((1, 1), (1, 1))]
+    fused = check(function, *([torch.randn(shape) for shape in pair] for pair in shapes))
+    with pytest.raises(RuntimeError, match=r"a dimension of length 4 at -2! .* torch.Size\(\[4, 4\]\)"):
+        fused(torch.randn(3, 1), torch.randn(4, 4))
+
+
 @pytest.mark.parametrize("function", [lambda x: x.view(7, 7), lambda x: (x[..., :0].sum(1), x.view(7, 7) * 2)[1]])
 def test_what_torch_refuses_is_said_where_control_flow_asks_for_it(function: Callable[..., Any]) -> None:
     x = torch.ones(3, 5)

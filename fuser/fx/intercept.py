@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from types import BuiltinFunctionType
 from typing import Any
 
@@ -118,16 +120,38 @@ def builtins_ask_symbols(guards: Guards) -> Iterator[None]:
 def checks_ask_symbols() -> Iterator[None]:
     """Let ``torch._check`` and its like ask a symbol what it stands for, meanwhile: they take nothing but bools."""
     held = vars(torch)
-    before = held["_check_with"]
+    before = {name: held[name] for name in ("_check_with", "broadcast_shapes")}
 
     def check(error: type[Exception], condition: Any, message: Any) -> None:
-        before(error, bool(condition) if is_symbol(condition) else condition, message)
+        before["_check_with"](error, bool(condition) if is_symbol(condition) else condition, message)
 
-    held["_check_with"] = check
+    def broadcast(*shapes: Any) -> Any:
+        if not any(map(is_symbol, pytree.tree_leaves(shapes))):
+            return before["broadcast_shapes"](*shapes)
+        sizes = [*map(_find_sizes, shapes)]
+        made = [_broadcast(column) for column in zip_longest(*map(reversed, sizes), fillvalue=1)]
+        if None in made:
+            # Says what does not fit.
+            return before["broadcast_shapes"](*[torch.Size(map(operator.index, item)) for item in sizes])
+        return tuple(reversed(made))
+
+    held.update(_check_with=check, broadcast_shapes=broadcast)
     try:
         yield
     finally:
-        held["_check_with"] = before
+        held.update(before)
+
+
+def _find_sizes(shape: Any) -> Sequence[Any]:
+    # Of a shape, or of one dimension's size.
+    value = shape.tracer.find(shape) if is_symbol(shape) else shape
+    return [shape] if isinstance(value, int) else [shape[dim] for dim in range(len(value))]
+
+
+def _broadcast(sizes: Iterable[Any]) -> Any:
+    # The size that others of one are repeated for; None if there are several.
+    others = [size for size in sizes if size != 1]
+    return None if any(size != others[0] for size in others[1:]) else others[0] if others else 1
 
 
 @contextmanager
