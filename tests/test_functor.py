@@ -540,6 +540,8 @@ SYNTAX_ERRORS = [
     ("template <typename T> T f(T x) { return\xa0x; }", 1, 40, r"'\xa0' (NO-BREAK SPACE) is no character of C++"),
     ('// \u2212 "\ntemplate <typename T> T f(T x) { return x \u00d7 2; }', 2, 43, "'\u00d7' (MULTIPLICATION SIGN)"),
     ("/* \u2212 */ template <typename T> T f(T \u00e9) { return \u00e9 + ; }", 1, 52, "expected"),
+    # How long it takes to see that a text has no end must not double with each line.
+    ('template <typename T> T f(T x) {\n  const char* s = R"(;' + "\n" * 60 + "  return x; }", 2, 22, "does not parse"),
 ]
 
 

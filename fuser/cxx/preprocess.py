@@ -33,7 +33,7 @@ _TOKEN = (
     rf"(?sm)(?P<directive>^(?:[^\S\n]|{_BLOCK})*(?:\#|%:)(?:[^\n/]|{_BLOCK}|//[^\n]*|/(?![*/]))*)"
     rf"|(?P<comment>//[^\n]*|{_BLOCK})"
     r"|(?P<space>\n|[^\S\n]+)"
-    r"|(?P<raw>(?:u8|[uUL])?R\"(?P<mark>[^()\\\s]*)\((?:.|\n)*?\)(?P=mark)\")"
+    r"|(?P<raw>(?:u8|[uUL])?R\"(?P<mark>[^()\\\s]*)\(.*?\)(?P=mark)\")"
     r"|(?P<name>[A-Za-z_]\w*)"
     r"|(?P<number>\.?\d(?:[eEpP][+-]|[\w.'])*)"
     r"|(?P<string>\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*')"
