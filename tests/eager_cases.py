@@ -109,6 +109,7 @@ CONSTRUCTS: tuple[Construct, ...] = (
     one("modulo", "return x % T(3) + x / T(3);", dtypes=INTS, domain=(-20, 20)),
     one("logic", "return T(x > T(0) && x < T(2)) + T(x < T(-1) || !(x < T(1)));"),
     one("comma", "T y = T(0); y = x, y += T(1); return (y, y * T(2));"),
+    one("comma_in_brackets", "T r[2] = {x, x + T(1)}; int i = 0; return r[i = 0, 1] + r[i++, i];"),
     one("steps_of_one", "int i = 2; int a = i++ + ++i; int b = i-- - --i; return x + T(a * 10 + b);"),
     one("compound", "T y = x; y += T(1); y -= T(0.5); y *= T(3); y /= T(4); return y;"),
     one("compound_double", "T y = x; y *= 0.1; y += 1; return y;"),

@@ -583,6 +583,9 @@ UNTRANSLATABLE = [
     ("long double y = x; return T(y);", 2, 34, "the type 'long double'"),
     ("return pick(x, x);", 2, 41, "the call of 'pick' with these arguments"),
     ("return twice(x, x);", 2, 41, "the call of 'twice' with these arguments"),
+    ("T r[2] = {x}; return r[];", 2, 56, "[]"),
+    ("return static_cast<>(x);", 2, 41, "the cast 'static_cast<>'"),
+    ("return static_cast<7>(x);", 2, 41, "the cast 'static_cast<7>'"),
 ]  # fmt: skip
 
 

@@ -269,9 +269,10 @@ def _call(reader: Reader, node: tree_sitter.Node) -> Expression | Pieces:
                 found += [_name(reader, child)] if child.type == "type_descriptor" else take_apart(reader, child)
             return [*found, Piece(reader.place(arguments), ">"), _joined(reader, arguments)]
         if name in _CASTS:
-            (kind,) = template_arguments(reader, function)
-            assert isinstance(kind, TypeSyntax), "a cast names a type"
-            return Cast(place, kind, read_list(reader, arguments))
+            kinds = template_arguments(reader, function)
+            if len(kinds) != 1 or not isinstance(kinds[0], TypeSyntax):
+                raise reader.refuse(function, f"the cast {text_of(function)!r}")
+            return Cast(place, kinds[0], read_list(reader, arguments))
     if _names_type(reader, function):
         return Cast(place, read_type(reader, function), read_list(reader, arguments))
     callee = read_expression(reader, function)
@@ -288,10 +289,10 @@ def _is_declared(reader: Reader, name: str) -> bool:
 
 
 def _joined(reader: Reader, arguments: tree_sitter.Node) -> Expression:
-    # What stands in parentheses, as one expression.
+    # What stands in brackets, as one expression.
     found = read_list(reader, arguments)
     if not found:
-        raise reader.refuse(arguments, "()")
+        raise reader.refuse(arguments, text_of(arguments))
     return reduce(lambda left, right: Binary(left.place, ",", left, right), found)
 
 
@@ -341,7 +342,7 @@ def _conditional(reader: Reader, node: tree_sitter.Node) -> Conditional:
 
 
 def _subscript(reader: Reader, node: tree_sitter.Node) -> Index:
-    (index,) = read_list(reader, field(node, "indices"))
+    index = _joined(reader, field(node, "indices"))
     return Index(reader.place(node), read_expression(reader, field(node, "argument")), index)
 
 
