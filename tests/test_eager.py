@@ -549,6 +549,40 @@ def test_without_gradients_nothing_is_detached() -> None:
     assert [len(node.users) for node in guards] == [2]
 
 
+# ---- directives ----
+
+CONDITIONS = (
+    "BOTH & 2 == 2", "3 > 2 > 1", "1 == 1 == 2", "-7 / 2 == -3 && -7 % 3 == -1", "7 % -3 == 1", "!BOTH == 0",
+    "0x10 == 020 && 0b11 == 3", "BOTH > 2 ? 0 : NOBODY + 1", "0 && 1 / 0", "1 || 1 % 0", "not BOTH or compl 0 == -1",
+    "~0u / 2 == 0x7fffffffffffffff", "1 ? -1 : 0u", "(1 ? -1 : 0u) > 0", "-8 >> 1 == -4", "1 << 2 + 1 == 8",
+    "6 ^ 3 | 8 & 12", "1'000 == 1000LLU", "STANDARD >= 201703L", "2 * (3 + 4) % 5 == 4", "true + false", "-1 > 0u",
+    "0 ? 1 / 0 : 2", "5 - 3 - 2",
+    "1 + 2 == 3 && !(4 < 3)", "- - 1 == + 1", "1 ? 0 : 1 ? 2 : 3",
+)  # fmt: skip
+
+
+@pytest.mark.cpu
+def test_conditions_of_directives_are_the_compilers() -> None:
+    lines = ["#define BOTH 3", "#define STANDARD __cplusplus"]
+    for number, condition in enumerate(CONDITIONS):
+        lines += [f"#if {condition}", f"#define C{number} 1", "#else", f"#define C{number} 0", "#endif"]
+    held = " | ".join(f"(int64_t(C{number}) << {number})" for number in range(len(CONDITIONS)))
+    fn = fuser.jit_fn("\n".join([*lines, f"template <typename T> T f(T x) {{ return x + T({held}); }}"]))
+    x = torch.zeros(1, dtype=torch.float64)
+    assert run_eagerly(fn, [x])[0].item() == fn(x).item()
+
+
+@pytest.mark.parametrize(
+    "condition", ["1 << -1", "9 ** 9 ** 9 ** 9", "ASK(2)", "1 / 0", "(1", "1 +", "08", "2 : 3", "new (0)"]
+)
+def test_conditions_of_directives_that_are_none(condition: str) -> None:
+    obstacle = find_obstacle(
+        parse_functor(f"\n#if {condition}\n#endif\ntemplate <typename T> T f(T x) {{ return x; }}")
+    )
+    assert obstacle is not None
+    assert (obstacle.line, obstacle.construct) == (2, f"#if {condition}")
+
+
 # ---- what has no translation ----
 
 UNTRANSLATABLE = [

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import NamedTuple
 
+from fuser.cxx.arithmetic import evaluate
+
 __all__ = [
     "MappedText", "Place", "Preprocessed", "Problem", "Token", "preprocess", "tokenize", "words_of",
 ]  # fmt: skip
@@ -46,7 +48,6 @@ _DEFINE = r"(?s)(\w+)(?:\(([^)]*)\))?(.*)"
 _PLAIN_STRING = r'\s*"([^"\\]*)"\s*'
 _DEFINED = r"\bdefined\s*(?:\(\s*(\w+)\s*\)|(\w+))"
 _ASKS_FOR_FILES = r"\b__has_(?:include|embed)"
-_ARITHMETIC = r"[\d\s()+\-*/%<>=!&|^~]*|and|or|not"
 # Pragmas that say something of the next statement or function, or of messages alone.
 _HARMLESS = (
     r"(?:nv_\w+|diag_\w+|unroll|nounroll|ivdep|once|message|GCC\s+(?:unroll|ivdep|diagnostic)|"
@@ -308,19 +309,11 @@ class _Preprocessor:
         if word != "if":
             return (rest in self.macros or rest in _PREDEFINED) == (word == "ifdef")
         known = re.sub(_DEFINED, lambda found: str(int((found[1] or found[2]) in {*self.macros, *_PREDEFINED})), rest)
-        expanded = "".join(item.text for item in self.expand(list(tokenize(known)), frozenset()))
-        text = re.sub(r"(\d)[uUlL]+\b", r"\1", expanded)
-        # All compilers say the same of it: kernels are C++17.
-        text = re.sub(r"\b__cplusplus\b", "201703", text)
-        text = re.sub(r"\b(?!true\b)[A-Za-z_]\w*", "0", text).replace("true", "1")
-        text = re.sub(r"!(?!=)", " not ", text.replace("&&", " and ").replace("||", " or ")).replace("/", "//")
-        if not all(re.fullmatch(_ARITHMETIC, part) for part in re.split(r"(and|or|not)", text)):
-            self.give_up(token, f"#if {rest}")
-            return False
+        words = [item.text for item in self.expand(list(tokenize(known)), frozenset()) if _is_word(item)]
         try:
-            # Digits and operators only, as the pattern says.
-            return bool(eval(f"({text})", {"__builtins__": {}}))
-        except (SyntaxError, ArithmeticError):
+            # All compilers say the same of it: kernels are C++17.
+            return bool(evaluate(["201703" if word == "__cplusplus" else word for word in words]))
+        except ValueError:
             self.give_up(token, f"#if {rest}")
             return False
 
