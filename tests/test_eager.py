@@ -620,6 +620,9 @@ UNTRANSLATABLE = [
     ("T r[2] = {x}; return r[];", 2, 56, "[]"),
     ("return static_cast<>(x);", 2, 41, "the cast 'static_cast<>'"),
     ("return static_cast<7>(x);", 2, 41, "the cast 'static_cast<7>'"),
+    ("for (;;) { auto f = [&] { break; }; f(); } return x;", 2, 60, "break outside of what it could leave"),
+    ("switch (0) { default: continue; } return x;", 2, 56, "continue outside of what it could leave"),
+    ("return x; } return 2; template <typename T> T g(T x) { return x;", 2, 46, "return outside of functions"),
 ]  # fmt: skip
 
 

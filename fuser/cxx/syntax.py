@@ -27,7 +27,7 @@ from fuser.cxx.nodes import (
     TypeSyntax,
     Unary,
 )
-from fuser.cxx.reader import Grammar, Reader, read_list
+from fuser.cxx.reader import Grammar, Reader, describe, read_list
 from fuser.cxx.statement_syntax import IGNORED, STATEMENTS, read_block, read_declarators, read_optional, read_statements
 from fuser.cxx.statements import Alias, Declaration, Declarator, Evaluate, Program, Struct
 from fuser.cxx.tree import class_name, field, function_declarator, has_word, named, text_of, trailing_type
@@ -64,7 +64,10 @@ def _read_outside(reader: Reader, parent: tree_sitter.Node) -> list[Statement]:
     found: list[Statement] = []
     for node in parent.named_children:
         read = _OUTSIDE.get(node.type)
-        found += read(reader, node) if read is not None else read_statements(reader, [node])
+        made = read(reader, node) if read is not None else read_statements(reader, [node])
+        if not all(isinstance(item, Alias | Declaration | Struct) for item in made):
+            raise reader.refuse(node, f"{describe(node)} outside of functions")
+        found += made
     return found
 
 

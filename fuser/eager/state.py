@@ -135,4 +135,4 @@ class State:
             frame.mask = frame.mask.without(leaving)
             if frame.kind in kinds:
                 return
-        raise AssertionError("the parser saw to it that there is one")  # pragma: no cover
+        raise AssertionError("whoever leaves one is in it")  # pragma: no cover

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fuser.cxx.builtin_types import AUTO, VOID
-from fuser.cxx.nodes import ArrayType, Block, InitList, ReferenceType
+from fuser.cxx.nodes import ArrayType, Block, InitList, ReferenceType, Statement
 from fuser.cxx.statements import (
     Alias,
     Break,
@@ -146,6 +146,14 @@ def _run_return(state: State, node: Return) -> None:
     state.leave("function")
 
 
+def _jump(state: State, node: Statement, *kinds: str) -> None:
+    inside = itertools.takewhile(lambda frame: frame.kind != "function", reversed(state.frames))
+    if not any(frame.kind in kinds for frame in inside):
+        PLACE.set(node.place)
+        raise NoTranslation(f"{type(node).__name__.lower()} outside of what it could leave")
+    state.leave(*kinds)
+
+
 def _add_result(state: State, function: Frame, thing: Thing) -> None:
     function.results.append((state.mask, thing))
     if state.graph is None and len(function.results) > _MAX_RESULTS:
@@ -224,7 +232,7 @@ RUN: Mapping[type, Callable[[State, Any], None]] = {
     DoWhile: run_do,
     RangeFor: run_range,
     Switch: _run_switch,
-    Break: lambda state, _: state.leave("loop", "switch"),
-    Continue: lambda state, _: state.leave("body"),
+    Break: lambda state, node: _jump(state, node, "loop", "switch"),
+    Continue: lambda state, node: _jump(state, node, "body"),
     Return: _run_return,
 }
