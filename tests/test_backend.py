@@ -15,6 +15,8 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
 
 import fuser
+from fuser import planner
+from fuser.cpu import backend as cpu_backend
 from fuser.errors import UnsupportedError
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("fresh_dynamo")]
@@ -409,20 +411,29 @@ def test_kernels_that_are_looked_at_come_from_no_cache_of_graphs(
 
 
 @pytest.mark.filterwarnings("ignore::fuser.errors.FallbackWarning")
-def test_what_was_compiled_while_fusion_was_off_is_for_no_other_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("owner", "name", "other"),
+    [
+        (planner, "_can_fuse", {"cpu": False, "cuda": True}),
+        # In folders that machines share.
+        (cpu_backend, "host_identity", lambda: "another processor"),
+        (torch.backends.cpu, "get_cpu_capability", lambda: "ANOTHER"),
+    ],
+    ids=["fusion is off", "processor", "torch's instructions"],
+)
+def test_what_was_compiled_elsewhere_is_for_no_other_process(
+    owner: Any, name: str, other: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     hits = torch._dynamo.utils.counters["aot_autograd"]
     x, found = draw((4, 8), torch.float32), []
     with functorch_config.patch(enable_autograd_cache=True):
-        for is_on in (False, False, True):
+        for is_here in (False, False, True):
             torch._dynamo.reset()
             hits.clear()
-            before = fuser.override_can_fuse_on_cpu(is_on)
-            try:
+            with monkeypatch.context() as patch:
+                if not is_here:
+                    patch.setattr(owner, name, other)
                 torch.compile(torch.sinh, backend="fuser")(x)
-            finally:
-                fuser.override_can_fuse_on_cpu(before)
             found.append(hits["autograd_cache_hit"])
     assert found == [0, 1, 0]

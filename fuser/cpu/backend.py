@@ -225,8 +225,9 @@ def kernel_flags(compiler: Compiler, source: KernelSource) -> tuple[str, ...]:
 def host_identity() -> str:
     """Return text that differs between machines for which -march=native makes different code, or that link it apart."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        features = next(line for line in lines if line.startswith(("flags", "Features")))
+        # Of the first processor: to read about all of them takes milliseconds where there are many.
+        with Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
+            features = next(line for line in lines if line.startswith(("flags", "Features")))
     except (OSError, StopIteration) as error:
         if is_of_signal_handler(error):
             raise

@@ -28,7 +28,7 @@ from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.utils.checkpoint import CheckpointPolicy
 
 from fuser import library, log
-from fuser.compiler import registered
+from fuser.compiler import backend_for, registered
 from fuser.config import config
 from fuser.errors import ArgumentError
 from fuser.fx.ahead import Ahead, load_compilers
@@ -280,12 +280,14 @@ def _describe_rank() -> tuple[Any, ...]:
     return dist.get_rank(), groups
 
 
-@functools.cache
 def _describe_system() -> dict[str, Any]:
     # Inductor's key has also which Triton there is: half a second to hash what nothing here depends on.
     has_device = torch.cuda.is_available()
     name = torch.cuda.get_device_name(torch.cuda.current_device()) if has_device else None
-    return {"hash": f"{name} {torch.version.cuda}"}
+    # Machines may share a folder: kernels have the instructions of one processor, and were compared with torch's, which
+    # have others on another one.
+    host = f"{backend_for('cpu').target(None)} {torch.backends.cpu.get_cpu_capability()}"
+    return {"hash": f"{name} {torch.version.cuda} {host}"}
 
 
 @functools.cache
