@@ -346,6 +346,14 @@ def test_tuples_are_returned_as_torch_returns_them() -> None:
         for one, other in zip(got, wanted, strict=True):
             torch.testing.assert_close(one, other)
 
+    def behind_a_write(x: torch.Tensor) -> Any:
+        made, found = torch.relu(x), x.max(1)
+        made.add_(1)
+        return made, found.values
+
+    for given in (x, x.requires_grad_()):
+        assert torch.equal(fuser.fuse(behind_a_write)(given)[1], x.amax(1))
+
 
 @pytest.mark.cpu
 def test_places_have_no_gradient() -> None:

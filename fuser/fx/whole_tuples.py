@@ -1,4 +1,4 @@
-"""Results of torch's that are read as one tuple: they are put together of items, which a group can make."""
+"""Tuples of torch's: what is read as one is put together of items, which a group can make."""
 
 from __future__ import annotations
 
@@ -18,13 +18,20 @@ _TUPLES = frozenset(op.name.removesuffix("_dim") for op in REDUCTIONS.values() i
 
 
 def take_tuples_apart(graph: fx.Graph) -> None:
-    """Let who reads a tuple of what is made of computed values (``torch.max(x * 2, 1)``) read one of its items."""
+    """Let items of tuples be taken where those are made, and who reads a whole one read it put together of items.
+
+    The latter of what is made of computed values (``torch.max(x * 2, 1)``).
+    """
     for node in [node for node in graph.nodes if _name(node) in _TUPLES]:
         call = bind_node(node)
-        if call is None or not call.items or min(call.items) < 0 or not any(map(bind_node, node.all_input_nodes)):
+        if call is None or not call.items:
             continue
-        readers = [user for user in node.users if not takes_item(user, call)]
-        if not readers:
+        takers = [user for user in node.users if takes_item(user, call)]
+        for user in reversed(takers):
+            # Behind a write it would take an item of what a group returns, which knows no names.
+            node.append(user)
+        readers = [user for user in node.users if user not in takers]
+        if not readers or min(call.items) < 0 or not any(map(bind_node, node.all_input_nodes)):
             continue
         with graph.inserting_before(node.next):
             items = {node: _put_together(graph, node, len(call.items))}
