@@ -313,6 +313,23 @@ def test_numbers_that_change_are_symbols(kind: str) -> None:
 
 
 @pytest.mark.cpu
+def test_autograd_goes_only_where_a_gradient_may_come() -> None:
+    choose = fuser.fuse(lambda x, y: torch.where(y > 0, x, 0) * 2)
+    arrange = fuser.fuse(lambda x, y: torch.cat([x.masked_fill(y > 0, 0), x]) * 2)
+    for fused in (choose, arrange):
+        x, y = torch.randn(3, 4, requires_grad=True), torch.randn(3, 4, requires_grad=True)
+        seen: list[Any] = []
+        # What made an argument has no part in the backward pass, as in eager torch: not even without a gradient.
+        y.register_hook(seen.append)
+        fused(x, y).sum().backward()
+        assert x.grad is not None
+        assert y.grad is None
+        (once,) = torch.autograd.grad(fused(x, y).square().sum(), x, create_graph=True)
+        once.sum().backward()
+        assert not seen
+
+
+@pytest.mark.cpu
 def test_results_without_a_gradient_have_no_part_in_others() -> None:
     """A gradient of zeros would be NaN where a root has its pole."""
 

@@ -17,6 +17,7 @@ from fuser.errors import UnsupportedError
 from fuser.fx.call_kinds import asking_quietly, bind_constants, is_like, make_fakes
 from fuser.fx.taking_turns import Turn
 from fuser.process import is_of_current_handler
+from fuser.route import requires_grad
 from fuser.warming.follow import packing_nothing
 
 __all__ = ["Joint", "trace_joint"]
@@ -42,6 +43,8 @@ class Joint:
     taken: tuple[int, ...]
     # The tensors that gradients depend on: all but statistics that a norm only updates.
     read: tuple[int, ...]
+    # Those that require grad and that no result's gradient reaches (only ``x > 0`` is read): autograd sees no way.
+    unreached: frozenset[int]
     # The call it was traced for, and what sizes, strides and values of numbers it relies on.
     key: tuple[Any, ...]
     relies_on: Callable[[Sequence[Any]], bool]
@@ -107,6 +110,10 @@ def trace_joint(
                 warnings.simplefilter("always")
             made = own(*fakes)
         shared = _find_shared(made, fakes)
+        reached = _find_reached(made)
+        unreached = frozenset(
+            slot for slot, x in zip(varying, fakes, strict=True) if requires_grad(x) and id(x) not in reached
+        )
         if is_function and (shared or said):
             return None
         continuous = tuple(slot for slot, item in enumerate(made) if item.requires_grad)
@@ -133,7 +140,7 @@ def trace_joint(
     updated = {node for norm in nodes.graph.find_nodes(op="call_function", target=_NORM) for node in norm.args[3:5]}
     placeholders = nodes.graph.find_nodes(op="placeholder")
     read = tuple(slot for slot in varying if slot not in numbers and placeholders[slot] not in updated)
-    return Joint(nodes, forward, backward, len(made), varying, continuous, taken, read, key, guard)
+    return Joint(nodes, forward, backward, len(made), varying, continuous, taken, read, unreached, key, guard)
 
 
 def _choose(continuous: tuple[int, ...], taken: Sequence[int] | None) -> tuple[int, ...]:
@@ -198,6 +205,20 @@ def _find_shared(made: Sequence[torch.Tensor], inputs: Sequence[Any]) -> set[int
         if memory in taken:
             found.add(slot)
         taken.add(memory)
+    return found
+
+
+def _find_reached(made: Sequence[torch.Tensor]) -> set[int]:
+    """Return the ids of the leaves that autograd comes to from results, whatever gradients they get."""
+    found = {id(item) for item in made if item.is_leaf}
+    pending = [item.grad_fn for item in made if item.grad_fn is not None]
+    steps = {*pending}
+    while pending:
+        step = pending.pop()
+        found.add(id(getattr(step, "variable", None)))
+        new = {source for source, _ in step.next_functions if source is not None} - steps
+        steps |= new
+        pending += new
     return found
 
 

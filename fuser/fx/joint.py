@@ -103,7 +103,11 @@ class JointCalls:
                 key = key_of(inputs[: self._varying])
                 self._taken = kind.asked or self._taken
                 kind.joint, kind.asked = self._joint_for(key, inputs) or kind.joint, None
-        return _apply(kind, *inputs)
+        assert kind.joint is not None, "it has gradients"
+        unreached = kind.joint.unreached
+        if not unreached:
+            return _apply(kind, inputs, *inputs)
+        return _apply(kind, inputs, *(x.detach() if slot in unreached else x for slot, x in enumerate(inputs)))
 
     def record(self, launcher: Launcher, run: Callable[..., Any], inputs: Any, tensors: tuple[Any, ...]) -> None:
         """Record that calls like this one are made by ``run``; as ``record_through``."""
@@ -315,10 +319,10 @@ class _Kind:
 
 
 class _Differentiated(torch.autograd.Function):
-    """``apply(kind, *inputs)``."""
+    """``apply(kind, inputs, *seen)``: of the inputs what autograd is to see."""
 
     @staticmethod
-    def forward(ctx: Any, kind: _Kind, *inputs: Any) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: Any, kind: _Kind, inputs: tuple[Any, ...], *_: Any) -> tuple[torch.Tensor, ...]:
         joint = kind.joint
         assert joint is not None, "it has gradients"
         assert joint.forward is not None, "it has gradients"
@@ -370,7 +374,7 @@ class _Differentiated(torch.autograd.Function):
                 ctx.inputs = _let_go(ctx.inputs)
         for slot, gradient in zip(joint.varying, made, strict=True):
             found[slot] = gradient
-        return None, *found
+        return None, None, *found
 
 
 # torch.autograd.Function.apply serves transforms, too, and takes its time for it.
