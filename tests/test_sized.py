@@ -134,6 +134,12 @@ def test_gradients_stay_each_nodes_where_a_function_is_more_than_its_results() -
         loss(x, y[:1])
     with pytest.warns(UserWarning, match="a target size"):
         loss(x, y[:1, :1])
+    written = fuser.fuse(lambda x: ((made := torch.relu(x)), torch.cat([made, x]), made.add_(1))[1])
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        written(x)
+    # That it has no gradient is said by who asks for it.
+    assert not said
     turned = fuser.fuse(lambda x: torch.cat([x.exp(), x]).exp().t())
     # What autograd read of it is another than it was.
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):

@@ -135,8 +135,8 @@ class JointCalls:
             numbers = () if self._binds_numbers else find_changed_numbers(inputs[: self._varying], before)
             trace = partial(trace_joint, is_function=self._is_function)
             with warnings.catch_warnings():
-                if numbers:
-                    # AOTAutograd says which op it cannot differentiate by symbols.
+                if numbers or self._is_function:
+                    # AOTAutograd says which op it cannot differentiate: by symbols, or as what it read is written to.
                     warnings.simplefilter("ignore")
                 joint = trace(self.nodes, key, inputs, before, numbers, taken)
             if joint is None and numbers:
