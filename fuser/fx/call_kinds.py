@@ -145,7 +145,9 @@ def make_fakes(
 
     def find_guard() -> Callable[[Sequence[Any]], bool]:
         text = env.produce_guards_expression(guarded, ignore_static=False) or "True"
-        return lambda given: bool(env.evaluate_guards_expression(text, [*map(_look_at, given)]))
+        # Each number that is new asks: Python would compile a text each time.
+        code: Any = compile(text, "<guards>", "eval")
+        return lambda given: bool(env.evaluate_guards_expression(code, [*map(_look_at, given)]))
 
     return mode, fakes, find_guard
 
