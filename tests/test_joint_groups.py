@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils.checkpoint import checkpoint
 
 import fuser
 from fuser.config import config
@@ -360,6 +361,28 @@ def test_results_without_a_gradient_have_no_part_in_others() -> None:
     (fusion,) = (item for item in fused.graph_module.modules() if isinstance(item, DifferentiableFusion))
     # Of all, and after the first backward pass, of the first one alone.
     assert [len(joint.taken) for joint in fusion._calls._joints] == [3, 1]
+
+
+@pytest.mark.cpu
+def test_checkpoints_make_a_call_again_by_the_graphs_it_went_by() -> None:
+    """A graph for the results that have a gradient saves other tensors: not between a call and its backward pass."""
+    fused = fuser.fuse(lambda x, y: (torch.cat([x.neg(), y * 3]) * 2, x * x * y))
+    x, y = torch.randn(3, 4, requires_grad=True), torch.randn(3, 4, requires_grad=True)
+
+    def layer(call: Callable[..., Any], x: torch.Tensor) -> Any:
+        return checkpoint(lambda x, y: call(x, y)[0].square().square(), x, y, use_reentrant=False)
+
+    for _ in range(2):
+        made = [layer(call, layer(call, x)[:3]).sum() for call in (fused, fused.function)]
+        # In between, another call's backward pass says which results have a gradient, and a third call comes.
+        torch.autograd.grad(layer(fused, x).sum(), x)
+        fused(x, y)
+        mine, eagers = (torch.autograd.grad(item, (x, y)) for item in made)
+        torch.testing.assert_close(mine, eagers)
+    fuser.reset_stats()
+    torch.autograd.grad(fused(x, y)[0].sum(), (x, y))
+    # A kernel each way: they are for that result from now on.
+    assert fuser.stats()["launches"] == 2
 
 
 @pytest.mark.cpu

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import fx
@@ -98,7 +99,7 @@ class JointCalls:
 
     def run(self, kind: _Kind, *inputs: Any) -> Sequence[torch.Tensor]:
         """Return the results of a call of a kind that has a gradient."""
-        if kind.asked is not None:
+        if kind.asked is not None and kind.may_change():
             with taking_turns():
                 key = key_of(inputs[: self._varying])
                 self._taken = kind.asked or self._taken
@@ -297,12 +298,14 @@ class _Kind:
     each call.
     """
 
-    __slots__ = ("asked", "draws", "joint")
+    __slots__ = ("_packed", "asked", "draws", "joint")
 
     def __init__(self, joint: Joint | None, *, draws: bool) -> None:
         self.joint = joint
         # Whether calls draw random numbers, which eager torch is to draw, too, where it computes once more.
         self.draws = draws
+        # Calls whose saved tensors somebody packs, and whose backward pass is to come.
+        self._packed: WeakSet[_Packed] = WeakSet()
         # The results that had a gradient, from a backward pass to the next call.
         self.asked: tuple[int, ...] | None = None
 
@@ -311,11 +314,33 @@ class _Kind:
         """Whether there are both passes."""
         return self.joint is not None and self.joint.forward is not None
 
+    def may_change(self) -> bool:
+        """Whether the next call may save other tensors than those before.
+
+        An activation checkpoint makes a call again in the backward pass, which is to save what it saved at first.
+        """
+        is_again = _is_packed() and torch._C._current_graph_task_id() != -1
+        return not is_again and not self._packed
+
+    def packed(self) -> _Packed:
+        """Return what a call whose saved tensors are packed keeps until its backward pass."""
+        made = _Packed()
+        self._packed.add(made)
+        return made
+
     def note(self, joint: Joint, asked: tuple[int, ...]) -> None:
         """Take note of which results had a gradient in a backward pass of a call by ``joint``."""
         # Kernels that were prepared are those of all gradients.
         if asked and joint is self.joint and joint.taken == joint.continuous and not config.no_compile:
             self.asked = asked
+
+
+class _Packed:
+    __slots__ = ("__weakref__",)
+
+
+def _is_packed() -> bool:
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
 
 
 class _Differentiated(torch.autograd.Function):
@@ -340,8 +365,8 @@ class _Differentiated(torch.autograd.Function):
         ctx.kind, ctx.joint = kind, joint
         # For gradients of gradients; what was written to meanwhile has another version. Whoever packs what is saved
         # (an activation checkpoint) wants nothing else to be kept.
-        is_packed = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
-        ctx.inputs = _let_go(inputs) if is_packed else inputs
+        is_packed = _is_packed()
+        ctx.inputs, ctx.packed = (_let_go(inputs), kind.packed()) if is_packed else (inputs, None)
         ctx.versions = _versions(joint, inputs)
         return outputs
 
@@ -369,9 +394,9 @@ class _Differentiated(torch.autograd.Function):
             # What was not saved may be asked for twice.
             saved = ctx.saved_tensors if ctx.saves else ()
             made = joint.backward([*ctx.sizes, *saved, *tangents])
-            if not torch._C._autograd._get_current_graph_task_keep_graph():
-                # As what is saved: the graph may outlive it.
-                ctx.inputs = _let_go(ctx.inputs)
+        if not torch._C._autograd._get_current_graph_task_keep_graph():
+            # As what is saved: the graph may outlive it.
+            ctx.inputs, ctx.packed = _let_go(ctx.inputs), None
         for slot, gradient in zip(joint.varying, made, strict=True):
             found[slot] = gradient
         return None, None, *found
