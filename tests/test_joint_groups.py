@@ -361,6 +361,11 @@ def test_results_without_a_gradient_have_no_part_in_others() -> None:
     (fusion,) = (item for item in fused.graph_module.modules() if isinstance(item, DifferentiableFusion))
     # Of all, and after the first backward pass, of the first one alone.
     assert [len(joint.taken) for joint in fusion._calls._joints] == [3, 1]
+    for _ in range(2):
+        fuser.reset_stats()
+        torch.autograd.grad([item.sum() for item in fused(x, y)], (x, y))
+        # Of all again, since others were asked for.
+        assert fuser.stats()["launches"] == 2
 
 
 @pytest.mark.cpu

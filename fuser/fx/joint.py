@@ -295,15 +295,17 @@ class _Kind:
 
     A gradient that nobody gives is no gradient of zeros, which a pole would make NaN. So where only some results have
     one, the backward pass is eager torch's, and later calls go by graphs for those: of one choice, lest it change in
-    each call.
+    each call, and for all again once another result has one.
     """
 
-    __slots__ = ("_packed", "asked", "draws", "joint")
+    __slots__ = ("_is_settled", "_packed", "asked", "draws", "joint")
 
     def __init__(self, joint: Joint | None, *, draws: bool) -> None:
         self.joint = joint
         # Whether calls draw random numbers, which eager torch is to draw, too, where it computes once more.
         self.draws = draws
+        # Whether the graphs stay those of all results.
+        self._is_settled = False
         # Calls whose saved tensors somebody packs, and whose backward pass is to come.
         self._packed: WeakSet[_Packed] = WeakSet()
         # The results that had a gradient, from a backward pass to the next call.
@@ -330,8 +332,12 @@ class _Kind:
 
     def note(self, joint: Joint, asked: tuple[int, ...]) -> None:
         """Take note of which results had a gradient in a backward pass of a call by ``joint``."""
-        # Kernels that were prepared are those of all gradients.
-        if asked and joint is self.joint and joint.taken == joint.continuous and not config.no_compile:
+        if not asked or joint is not self.joint:
+            return
+        if not {*asked} <= {*joint.taken}:
+            self.asked, self._is_settled = joint.continuous, True
+        elif joint.taken == joint.continuous and not (self._is_settled or config.no_compile):
+            # Kernels that were prepared are those of all gradients.
             self.asked = asked
 
 
