@@ -429,7 +429,7 @@ def test_sizes_that_change_where_an_op_expands() -> None:
 @pytest.mark.cpu
 @pytest.mark.slow
 def test_too_many_sizes_are_torchs_reductions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fuser.fx.joint.MAX_JOINTS", 1)
+    monkeypatch.setattr("fuser.fx.joint_calls.MAX_JOINTS", 1)
     step = fuser.fuse(lambda x: (x * 2).amax(-1) + 1)
     for size in (5, 6, 7):
         for got, wanted in zip(
@@ -444,7 +444,7 @@ def test_too_many_sizes_are_torchs_reductions(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_too_many_kinds_of_call_change_no_bit(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     config.numerics = "strict"
-    monkeypatch.setattr("fuser.fx.joint.MAX_JOINTS", 1)
+    monkeypatch.setattr("fuser.fx.joint_calls.MAX_JOINTS", 1)
     step = fuser.fuse(lambda x, y: (x * y) * (x * y) * x + y)
     for shape in ((64,), (2, 64), (3, 2, 64)):
         inputs = [draw(*shape, dtype=dtype), draw(2, 64, dtype=dtype)]

@@ -21,7 +21,8 @@ import fuser
 from fuser.config import config
 from fuser.fx.expansions import drop_expansions
 from fuser.fx.fusion_node import FusionModule
-from fuser.fx.joint import DifferentiableFusion, JointCalls
+from fuser.fx.joint import DifferentiableFusion
+from fuser.fx.joint_calls import JointCalls
 from fuser.fx.passes import fuse_graph
 
 ATEN = torch.ops.aten
