@@ -64,7 +64,7 @@ def before(op: str, x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
 
 
 def along_rows(op: str, x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
-    return getattr(x * x.narrow(-1, 0, 1), op)(dims)
+    return getattr(x * x[..., :1], op)(dims)
 
 
 def wide(*shape: int, dtype: torch.dtype) -> torch.Tensor:

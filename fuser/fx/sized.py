@@ -32,7 +32,7 @@ from fuser.record import NUMBER_TYPES
 from fuser.route import Route, find_route, is_transformed, requires_grad
 from fuser.warming.follow import alone, current, keeping_nothing, stand_in
 
-__all__ = ["SizedGraph", "SizedGraphs", "arranges", "is_differentiable_at_once"]
+__all__ = ["SizedGraph", "SizedGraphs", "arranges", "can_be_traced_again", "is_differentiable_at_once"]
 
 T = TypeVar("T")
 
@@ -41,6 +41,7 @@ T = TypeVar("T")
 MAX_GRAPHS, MAX_NODES = 16, 512
 # For how many values of a call's numbers.
 MAX_NUMBERS = 3
+_CALLS = frozenset(("call_function", "call_method", "call_module"))
 # Of these no part is fused, nor of what torch makes them of.
 _OPAQUE = frozenset(
     "matmul mm bmm mv dot addmm addbmm baddbmm einsum linear bilinear tensordot inner conv1d conv2d conv3d "
@@ -54,6 +55,9 @@ _OF_MEMORY = frozenset("storage_offset data_ptr storage untyped_storage _version
 # And autograd.
 _OF_AUTOGRAD = frozenset("requires_grad_ requires_grad retain_grad register_hook detach_ grad backward is_leaf".split())
 
+# Of these torch computes the gradient in another way where it traces: without asking for zeros.
+_OTHERWISE = frozenset("prod cumprod det logdet slogdet linalg_det linalg_slogdet".split())
+
 
 @dataclass(frozen=True, slots=True)
 class SizedGraph(Generic[T]):
@@ -64,6 +68,13 @@ class SizedGraph(Generic[T]):
     made: T
 
 
+def can_be_traced_again(module: fx.GraphModule) -> bool:
+    """Whether a graph with fusion nodes calls torch alone, so that it may be traced once more, and is not too long."""
+    left = _find_left(module)
+    is_short = sum(node.op in _CALLS for node in module.graph.nodes) <= MAX_NODES
+    return is_short and all(map(calls_torch_alone, left)) and not any(_name(node) in _OF_MEMORY for node in left)
+
+
 def arranges(module: fx.GraphModule, *, draws_in_kernels: bool = False) -> bool:
     """Whether a graph with fusion nodes has something left that may join them where sizes are known.
 
@@ -71,25 +82,26 @@ def arranges(module: fx.GraphModule, *, draws_in_kernels: bool = False) -> bool:
         module: the graph.
         draws_in_kernels: whether it is differentiated on a GPU, where dropouts join kernels.
     """
-    nodes = [node for node in module.graph.nodes if node.op in {"call_function", "call_method", "call_module"}]
-    # Arithmetic on numbers, which the pass has marked, stays Python's.
-    left = [node for node in nodes if not node.meta.get(IS_NUMBER) and not _is_fusion(module, node)]
-    is_of_torch = len(nodes) <= MAX_NODES and all(map(calls_torch_alone, left))
-    if not is_of_torch or any(_name(node) in _OF_MEMORY for node in left):
-        return False
+    left = _find_left(module)
     draws = draws_in_kernels and any("dropout" in _name(node) for node in left)
     return draws or any(_may_join(module, node) for node in left)
+
+
+def _find_left(module: fx.GraphModule) -> list[fx.Node]:
+    # Arithmetic on numbers, which the pass has marked, stays Python's.
+    nodes = [node for node in module.graph.nodes if node.op in _CALLS]
+    return [node for node in nodes if not node.meta.get(IS_NUMBER) and not _is_fusion(module, node)]
 
 
 def is_differentiable_at_once(nodes: fx.GraphModule) -> bool:
     """Whether autograd may see one function in place of a graph: gradients of gradients compute it once more.
 
-    So it reads nothing but tensors, and asks nothing of autograd itself.
+    So it reads nothing but tensors, asks nothing of autograd itself, and has the gradient's bits.
     """
     if not all(isinstance(item, torch.Tensor) for item in find_read(nodes).values()):
         return False
     named = [node for node in nodes.graph.nodes if node.op not in {"placeholder", "get_attr", "output"}]
-    return not any(_name(node) in _OF_AUTOGRAD for node in named)
+    return not any(_name(node) in _OF_AUTOGRAD | _OTHERWISE for node in named)
 
 
 def _may_join(module: fx.GraphModule, node: fx.Node) -> bool:

@@ -25,7 +25,7 @@ from fuser.fx.intercept import is_traced
 from fuser.fx.joint import DifferentiableFusion, JointFunction
 from fuser.fx.passes import FusionPass
 from fuser.fx.plain_nodes import answers_for_torch
-from fuser.fx.sized import SizedGraphs, arranges, is_differentiable_at_once
+from fuser.fx.sized import SizedGraphs, arranges, can_be_traced_again, is_differentiable_at_once
 from fuser.fx.tracer import Traced, trace
 from fuser.fx.whole import WholeFusion, find_whole_fusion
 from fuser.graph import FusionGroup
@@ -417,7 +417,7 @@ class FusedFunction(Replayer, Generic[P, R]):
         FusionPass(reduces=mode.reduces, differentiable=differentiable, device_type=mode.device_type)(
             traced.graph_module
         )
-        entry = self._finish_entry(traced, key, mode, nodes, is_differentiated=differentiable is not None)
+        entry = self._finish_entry(traced, key, leaves or (), mode, nodes, is_differentiated=differentiable is not None)
         before = self._traces.pop(key, ())
         current = [item for item in before if item.traced.guards.holds()]
         stale = [item for item in before if item not in current]
@@ -427,15 +427,28 @@ class FusedFunction(Replayer, Generic[P, R]):
         return entry
 
     def _finish_entry(
-        self, traced: Traced, key: Key, mode: Mode, nodes: fx.GraphModule | None, *, is_differentiated: bool
+        self,
+        traced: Traced,
+        key: Key,
+        leaves: tuple[Any, ...],
+        mode: Mode,
+        nodes: fx.GraphModule | None,
+        *,
+        is_differentiated: bool,
     ) -> Entry:
         whole = find_whole_fusion(traced.graph_module)
         run = as_function(traced.graph_module.graph, _find_called)
-        draws_in_kernels = is_differentiated and mode.device_type == "cuda"
-        if whole is not None or nodes is None or not arranges(traced.graph_module, draws_in_kernels=draws_in_kernels):
+        if whole is not None or nodes is None or not can_be_traced_again(traced.graph_module):
             return self._owned(Entry(traced, whole, self._launcher_of(traced, whole, key), run, mode))
-        joint = JointFunction(nodes) if is_differentiated and is_differentiable_at_once(nodes) else None
-        if mode.is_differentiated and joint is None:
+        draws_in_kernels = is_differentiated and mode.device_type == "cuda"
+        is_sized = arranges(traced.graph_module, draws_in_kernels=draws_in_kernels)
+        # Node by node, terms of one tensor's gradient would be added in another order than torch's; calls with numbers
+        # are replayed so alone.
+        has_derivatives = any(isinstance(item, DifferentiableFusion) for item in traced.graph_module.modules())
+        has_derivatives &= all(isinstance(leaf, torch.Tensor) for leaf in leaves)
+        joins = is_differentiated and (is_sized or has_derivatives) and is_differentiable_at_once(nodes)
+        joint = JointFunction(nodes) if joins else None
+        if joint is None and (mode.is_differentiated or not is_sized):
             return self._owned(Entry(traced, None, self._launcher_of(traced, None, key), run, mode))
 
         def finish(
@@ -450,7 +463,7 @@ class FusedFunction(Replayer, Generic[P, R]):
             ask = own if holds is None else partial(self._run_if, holds, own, key)
             return self._owned(Entry(made, whole, launcher, ask, mode, is_sized=True, default_dtype=default_dtype))
 
-        sized = SizedGraphs(nodes, mode.device_type, finish)
+        sized = SizedGraphs(nodes, mode.device_type, finish) if is_sized else None
         if joint is None:
             return Entry(traced, None, Replayer((), ()), run, mode, sized)
         # The other one serves who looks at it.
