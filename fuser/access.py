@@ -202,10 +202,10 @@ def walk_singly(walk: Walk) -> Walk:
 
 def _default_tuning(space: IterationSpace, vector: int, itemsizes: Sequence[int], rounds: bool) -> Tuning:
     # Measured on an H200: short vectors need several in flight; two pay where each vector's place has to be worked out,
-    # with elements of one byte, and of two bytes where registers are left.
+    # with elements of one byte, and of two bytes where registers are left. On an H100: narrow ones want small blocks.
     widest = max(itemsizes, default=VECTOR_BYTES)
     if vector * widest < VECTOR_BYTES:
-        return Tuning(unroll=min(4, VECTOR_BYTES // (vector * widest)))
+        return Tuning(block=128 if widest < 4 else 256, unroll=min(4, VECTOR_BYTES // (vector * widest)))
     if any(strides[0] > 1 for strides in space.strides):
         return DEFAULT_TUNING
     if len(space.sizes) > 1:
