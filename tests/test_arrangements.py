@@ -69,6 +69,13 @@ def put(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return z + 1
 
 
+def write_columns(x: torch.Tensor) -> torch.Tensor:
+    z = x * 2
+    z[:, 0] = 3
+    z[..., -1] = -1
+    return z
+
+
 def write_numbers(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     z = x * 2
     z[:, 1] = 3
@@ -117,6 +124,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], int]] = {
         2,
     ),
     "written into": (put, (draw(4, 7), draw(4, 2)), 0),
+    "columns of numbers": (write_columns, (draw(4, 7),), 1),
     "numbers written into": (write_numbers, (draw(4, 7), draw(4, 7)), 0),
     "a transposed tensor where a mask is": (
         lambda x, y: (x.t() * 2).index_put((y > 0,), y.detach().sum()) * y,

@@ -23,7 +23,7 @@ from fuser.ops.arrangements import (
 )
 from fuser.ops.calls import IS_IN_MEMORY, OpCall, asking, is_constant, known_of
 from fuser.ops.index import index_function
-from fuser.ops.table import OPS, holds_number
+from fuser.ops.table import OPS, dtype_kind, holds_number, op_call
 
 __all__ = ["arrangement_functions", "is_bound_by_sizes", "is_creation"]
 
@@ -365,6 +365,9 @@ def _put(x: Any, part: Any, dim: int, start: int, stop: int) -> OpCall | None:
     if value is None or known is None or known.dtype != value.dtype:
         return None
     sizes = tuple(stop - start if own == dim else size for own, size in enumerate(value.shape))
+    source = part.tensors[0] if isinstance(part, OpCall) else part
+    if dim == value.dim() - 1 and stop - start == 1 and source.target in _FILLS and _is_row_major(value):
+        return _put_number(x, start, source.args[1])
     ends = [(0, start)] * (start > 0) + [(stop, _END)] * (stop < value.shape[dim])
     parts = [_view(x, "slice.Tensor", dim, *own) for own in ends]
     if None in parts or not parts or _without_memory(part).shape != sizes:
@@ -374,6 +377,17 @@ def _put(x: Any, part: Any, dim: int, start: int, stop: int) -> OpCall | None:
     # ATen writes into a copy, which keeps its strides.
     made = torch.cat(list(map(_without_memory, tensors)), dim)
     return OpCall(cat_function(len(tensors), dim), tensors) if made.stride() == value.stride() else None
+
+
+_FILLS = frozenset((_ATEN.fill.Scalar, _ATEN.fill.Tensor))
+
+
+def _put_number(x: Any, column: int, number: Any) -> OpCall | None:
+    # Chosen by each element's column: vectors of rows stay whole.
+    filled = _bind_fill(x, number)
+    if filled is None or dtype_kind(x.meta["val"].dtype) not in OPS["where"].kinds:
+        return None
+    return op_call("where", op_call("eq", OpCall(index_function(1, (-1,)), (x,)), column), filled, x)
 
 
 def _without_memory(part: Any) -> torch.Tensor:
