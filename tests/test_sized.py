@@ -375,3 +375,16 @@ def test_a_tensor_that_a_function_reads_may_change() -> None:
     scale.data = torch.randn(5, dtype=torch.float64)
     check(x, scale)
     assert fused(x).grad_fn.name() == "_DifferentiatedBackward"
+
+
+@pytest.mark.cpu
+def test_what_nobody_looks_at_any_more_is_not_returned() -> None:
+    def edged(x: Tensor) -> Tensor:
+        made = x * 2
+        made[:, 0] = 1
+        made[:, -1] = 3
+        return made
+
+    fused, x = fuser.fuse(edged), torch.randn(4, 6)
+    assert torch.equal(fused(x), edged(x))
+    assert [len(group.outputs) for group in fused.groups] == [1]

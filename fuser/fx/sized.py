@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from fuser.fx.call_kinds import Number, asking_quietly, at_start, find_read, is_like, key_of, lift
-from fuser.fx.effects import calls_torch_alone
+from fuser.fx.effects import calls_torch_alone, is_random
 from fuser.fx.fusion_node import FusionModule
 from fuser.fx.idle_copies import drop_idle_copies
 from fuser.fx.idle_views import drop_idle_views
@@ -237,6 +237,8 @@ class SizedGraphs(Generic[T]):
         if traced is None:
             return None
         drop_idle_copies(traced.graph)
+        # What is written to is looked at again, for nobody: a group would return it for that.
+        traced.graph.eliminate_dead_code(lambda node: node.is_impure() or is_random(node))
         module = _reading(traced, self.nodes, numbers, self._held)
         default = torch.get_default_dtype() if any(map(_is_of_default_dtype, module.graph.nodes)) else None
         FusionPass(device_type=self.device_type)(module)
