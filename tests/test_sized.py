@@ -388,3 +388,34 @@ def test_what_nobody_looks_at_any_more_is_not_returned() -> None:
     fused, x = fuser.fuse(edged), torch.randn(4, 6)
     assert torch.equal(fused(x), edged(x))
     assert [len(group.outputs) for group in fused.groups] == [1]
+
+
+def _filled(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    made = x.t() * 2
+    made.masked_fill_(mask, 0)
+    return made, torch.cat([made, made])
+
+
+PERMUTED: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "filled": _filled,
+    "dropped": lambda x, mask: torch.cat([F.dropout(x.t(), 0.5), mask * 1.0]),
+    "largest": lambda x, mask: (lambda v: torch.cat([torch.maximum(v, v.max(0, keepdim=True)[0] - 1), v]))(x.t() * 3),
+}
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("name", PERMUTED)
+def test_what_torch_lays_out_anew_in_a_trace_lies_as_in_eager_torch(name: str) -> None:
+    function, mask = PERMUTED[name], torch.rand(33, 64) > 0.5
+    fused = fuser.fuse(function)
+    for needs_grad in (False, True):
+        x = torch.randn(64, 33, requires_grad=needs_grad)
+        seen = []
+        for run in (function, fused):
+            torch.manual_seed(3)
+            made = run(x, mask)
+            made = list(made) if isinstance(made, tuple) else [made]
+            seen.append(made + ([*torch.autograd.grad(made[0], x, torch.ones_like(made[0]))] if needs_grad else []))
+        for item, want in zip(*seen, strict=True):
+            assert item.stride() == want.stride()
+            assert torch.equal(item, want)

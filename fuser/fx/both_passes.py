@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fuser import counters
 from fuser.errors import UnsupportedError
 from fuser.fx.call_kinds import asking_quietly, bind_constants, is_like, make_fakes
+from fuser.fx.effects import lies_elsewhere
 from fuser.fx.taking_turns import Turn
 from fuser.process import is_of_current_handler
 from fuser.route import requires_grad
@@ -75,6 +76,7 @@ def trace_joint(
     taken: Sequence[int] | None = None,
     *,
     is_function: bool = False,
+    is_strict: bool = False,
 ) -> Joint | None:
     """Trace both passes; None where torch cannot, or its graphs would rely on how gradients lie in memory.
 
@@ -87,6 +89,7 @@ def trace_joint(
         taken: the outputs whose gradients are to come; None, or where none of them has any: all that do.
         is_function: whether results that share memory with inputs or with each other are to do so: there is no trace of
             such, nor of what warns.
+        is_strict: whether sums are to be added up in the order that tensors have in eager torch's memory.
     """
     from torch._functorch.aot_autograd import aot_module_simplified  # noqa: PLC0415 - takes a second
 
@@ -97,6 +100,8 @@ def trace_joint(
     def split(graph: fx.GraphModule, given: Any, **settings: Any) -> Any:
         if settings["num_fwd_outputs"] != len(made):
             raise UnsupportedError("results that share memory")
+        if (is_function or is_strict) and lies_elsewhere(graph.graph):
+            raise UnsupportedError("what lies elsewhere than what is written to")
         _prepare(graph)
         raise _Split(split_passes(graph, given, **settings))
 

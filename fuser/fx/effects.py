@@ -16,7 +16,9 @@ from fuser.fx.nodes import module_of
 from fuser.jit_function import JitFunction
 from fuser.ops import has_hooks
 
-__all__ = ["calls_torch_alone", "is_barrier", "is_random", "sets_mode"]
+__all__ = ["calls_torch_alone", "is_barrier", "is_random", "lies_elsewhere", "sets_mode"]
+
+_ATEN = torch.ops.aten
 
 
 def is_barrier(node: fx.Node) -> bool:
@@ -157,6 +159,30 @@ def is_random(node: fx.Node) -> bool:
     if node.op not in {"call_function", "call_method"} or isinstance(node.target, JitFunction):
         return False
     return _draws_by_name(_last_name(node.target))
+
+
+def lies_elsewhere(graph: fx.Graph) -> bool:
+    """Whether torch, tracing, may have made of a write into a tensor an op whose result does not lie as that does."""
+    return any(map(_is_laid_out_anew, graph.nodes))
+
+
+def _is_laid_out_anew(node: fx.Node) -> bool:
+    if getattr(node.target, "overloadpacket", None) not in _WRITE_BY_PLACE:
+        return False
+    before, after = node.args[0].meta["val"], node.meta["val"]  # type: ignore[union-attr]
+    dims = [dim for dim, size in enumerate(after.shape) if size > 1]
+    return any(before.stride(dim) != after.stride(dim) for dim in dims)
+
+
+# Those that lie row-major, whatever they are given. Of draws torch has no others.
+_WRITE_BY_PLACE = frozenset(
+    getattr(_ATEN, name)
+    for name in (
+        "masked_fill", "masked_scatter", "index_fill", "index_add", "index_copy", "index_put", "scatter", "scatter_add",
+        "scatter_reduce", "cumsum", "cumprod", "tril", "triu", "bernoulli", "uniform", "normal_functional", "random",
+        "exponential", "geometric", "cauchy", "log_normal",
+    )
+)  # fmt: skip
 
 
 def _is_seeded(overload: torch._ops.OpOverload) -> bool:

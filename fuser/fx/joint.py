@@ -45,7 +45,7 @@ class DifferentiableFusion(FusionModule):
         self._apart: fx.GraphModule | None = None
         self._launcher = Replayer((), ())
         varying = sum(item.default is None for item in group.inputs)
-        self._calls = JointCalls(nodes, varying, partial(_check_together, group))
+        self._calls = JointCalls(nodes, varying, partial(_check_together, group), is_strict=group.is_strict)
 
     def call(self, inputs: Sequence[Any], launcher: Launcher, tensors: tuple[Any, ...]) -> Any:
         """Run the group for a call that is this and nothing else, and record it; arguments as in ``record_through``."""

@@ -46,16 +46,23 @@ class JointCalls:
         check: raises what is wrong with a call, which tracing would say much about.
         is_function: whether the results are a function's, which says what they share memory with. If torch cannot trace
             it, it has another way.
+        is_strict: as in ``trace_joint``.
     """
 
     def __init__(
-        self, nodes: fx.GraphModule, varying: int, check: Callable[[Sequence[Any]], None], *, is_function: bool = False
+        self,
+        nodes: fx.GraphModule,
+        varying: int,
+        check: Callable[[Sequence[Any]], None],
+        *,
+        is_function: bool = False,
+        is_strict: bool = False,
     ) -> None:
         self.nodes = nodes
         self.draws = any(map(is_random, nodes.graph.nodes))
         self._varying = varying
         self._check = check
-        self._is_function = is_function
+        self._is_function, self._is_strict = is_function, is_strict
         self._calls: Lru[Kind] = Lru()
         self._joints: list[Joint] = []
         # The results that have gradients where not all have.
@@ -125,7 +132,7 @@ class JointCalls:
             # Sizes and numbers that were others before are symbols from now on.
             before = [item.key for item in alike]
             numbers = () if self._binds_numbers else find_changed_numbers(inputs[: self._varying], before)
-            trace = partial(trace_joint, is_function=self._is_function)
+            trace = partial(trace_joint, is_function=self._is_function, is_strict=self._is_strict)
             with warnings.catch_warnings():
                 if numbers or self._is_function:
                     # AOTAutograd says which op it cannot differentiate: by symbols, or as what it read is written to.

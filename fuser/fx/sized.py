@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from fuser.fx.call_kinds import Number, asking_quietly, at_start, find_read, is_like, key_of, lift
-from fuser.fx.effects import calls_torch_alone, is_random
+from fuser.fx.effects import calls_torch_alone, is_random, lies_elsewhere
 from fuser.fx.fusion_node import FusionModule
 from fuser.fx.idle_copies import drop_idle_copies
 from fuser.fx.idle_views import drop_idle_views
@@ -302,7 +302,8 @@ def _trace_plainly(function: fx.GraphModule, mode: Any, fakes: Sequence[Any]) ->
             if any(map(_writes, traced.graph.nodes)):
                 # To what it made itself, unless it writes to arguments.
                 traced = make_fx(dispatch_functionalize(look, FunctionalTensorMode()))(*fakes)
-    return None if said or does_more or any(map(_writes, traced.graph.nodes)) else traced
+    does_more |= any(map(_writes, traced.graph.nodes)) or lies_elsewhere(traced.graph)
+    return None if said or does_more else traced
 
 
 def _find_kind(item: torch.Tensor) -> tuple[Any, ...]:
