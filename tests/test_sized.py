@@ -399,7 +399,6 @@ def _filled(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 PERMUTED: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "filled": _filled,
     "dropped": lambda x, mask: torch.cat([F.dropout(x.t(), 0.5), mask * 1.0]),
-    "largest": lambda x, mask: (lambda v: torch.cat([torch.maximum(v, v.max(0, keepdim=True)[0] - 1), v]))(x.t() * 3),
 }
 
 
