@@ -418,3 +418,18 @@ def test_what_torch_lays_out_anew_in_a_trace_lies_as_in_eager_torch(name: str) -
         for item, want in zip(*seen, strict=True):
             assert item.stride() == want.stride()
             assert torch.equal(item, want)
+
+
+@pytest.mark.cpu
+def test_what_a_function_reads_is_dispatched_otherwise_in_inference_and_in_custom_ops() -> None:
+    scale, x = torch.nn.Parameter(torch.randn(5)), torch.randn(4, 5)
+
+    def scaled(x: Tensor) -> Tensor:
+        return torch.cat([x * scale, x + 1], 1)
+
+    fused = fuser.fuse(scaled)
+    for mode in (torch.no_grad, torch.inference_mode, torch.no_grad, torch._C._AutoDispatchBelowAutograd):
+        with mode():
+            assert torch.equal(fused(x), scaled(x))
+            is_one_kernel = all(node.op != "call_function" for node in fused.graph_for((x,))[0].graph.nodes)
+            assert is_one_kernel == (mode is not torch._C._AutoDispatchBelowAutograd)

@@ -1,7 +1,7 @@
 """Kinds of calls of a graph: what of its arguments a trace is made for, and which other calls may go by it.
 
-A kind of call is a key: the default dtype and device, and what each input is. A trace fits other calls whose sizes,
-strides and numbers meet what it relied on.
+A kind of call is a key: the default dtype and device, whether torch only infers, and what each input is. A trace fits
+other calls whose sizes, strides and numbers meet what it relied on.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ __all__ = [
 
 def key_of(inputs: Sequence[Any]) -> tuple[Any, ...]:
     """Return what a call with these inputs is known by."""
-    return ((torch.get_default_dtype(), torch.get_default_device()), *map(_describe, inputs))
+    found_under = torch.get_default_dtype(), torch.get_default_device(), torch.is_inference_mode_enabled()
+    return (found_under, *map(_describe, inputs))
 
 
 def is_like(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:

@@ -66,6 +66,8 @@ class SizedGraph(Generic[T]):
     # With fusion nodes, called with the function's tensors; and what was made of it.
     graph_module: fx.GraphModule
     made: T
+    # Whether a call of its kind may go by it, where there is anything to ask.
+    holds: Callable[..., bool] | None
 
 
 def can_be_traced_again(module: fx.GraphModule) -> bool:
@@ -184,7 +186,8 @@ class SizedGraphs(Generic[T]):
         if found is None and self._left:
             with taking_turns():
                 found = self._graphs.get(key) or self._add(key, leaves)
-        return found
+        # How torch dispatches is asked of held tensors, too: in a custom op it does so below autograd.
+        return None if found is None or (found.holds is not None and not found.holds(*leaves)) else found
 
     def forgive(self, leaves: Sequence[Any]) -> None:
         """Take it for no failure of a trace that there was none for a call which fails by itself."""
@@ -250,7 +253,8 @@ class SizedGraphs(Generic[T]):
             is_same = all(repr(leaves[slot]) == text for slot, text in texts.items())
             return is_same and (check is None or check(*held))
 
-        return SizedGraph(module, self.finish(module, default, holds if numbers or held else None))
+        asked = holds if numbers or held else None
+        return SizedGraph(module, self.finish(module, default, asked), asked)
 
 
 def _sizes(key: tuple[Any, ...]) -> list[Any]:
