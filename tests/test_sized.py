@@ -433,3 +433,18 @@ def test_what_a_function_reads_is_dispatched_otherwise_in_inference_and_in_custo
             assert torch.equal(fused(x), scaled(x))
             is_one_kernel = all(node.op != "call_function" for node in fused.graph_for((x,))[0].graph.nodes)
             assert is_one_kernel == (mode is not torch._C._AutoDispatchBelowAutograd)
+
+
+@pytest.mark.cpu
+def test_parameters_are_multiplied_as_such_also_without_gradients() -> None:
+    # Rows of all matrices at once, which torch does where the other one requires grad.
+    x, weight = torch.randn(8, 33, 1).transpose(1, 2), torch.nn.Parameter(torch.randn(33, 1))
+
+    def multiplied(x: Tensor, weight: Tensor) -> Tensor:
+        return torch.cat([torch.matmul(x, weight) * 2, x], 2)
+
+    fused = fuser.fuse(multiplied)
+    with torch.no_grad():
+        assert torch.equal(fused(x, weight), multiplied(x, weight))
+        names = [str(node.target) for node in fused.graph_for((x, weight))[0].graph.nodes]
+    assert "aten.mm.default" in names

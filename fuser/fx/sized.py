@@ -234,7 +234,8 @@ class SizedGraphs(Generic[T]):
         numbers = {slot: item for slot, item in enumerate(leaves) if not isinstance(item, torch.Tensor)}
         held = [*self._held.values()]
         mode, given = FakeTensorMode(), [item for item in (*leaves, *held) if isinstance(item, torch.Tensor)]
-        plain = [at_start(item.detach()) for item in given]
+        # Which require grad torch asks without a gradient, too: of what is multiplied as one matrix.
+        plain = [*map(at_start, given)]
         function = lift(self.nodes, numbers, [*self._held])
         traced = _trace_plainly(function, mode, [*map(mode.from_tensor, plain)])
         if traced is None:
