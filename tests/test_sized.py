@@ -448,3 +448,17 @@ def test_parameters_are_multiplied_as_such_also_without_gradients() -> None:
         assert torch.equal(fused(x, weight), multiplied(x, weight))
         names = [str(node.target) for node in fused.graph_for((x, weight))[0].graph.nodes]
     assert "aten.mm.default" in names
+
+
+@pytest.mark.cpu
+def test_one_matrix_for_a_batch_is_multiplied_as_where_nobody_traces() -> None:
+    def multiplied(x: Tensor, y: Tensor) -> Tensor:
+        return torch.cat([(x @ y) * 2, x], 2)
+
+    fused, x, y = fuser.fuse(multiplied), torch.randn(3, 1, 33, requires_grad=True), torch.randn(1, 33, 1)
+    _both_ways(multiplied, fused, [x, y], [x])
+    assert fused(x, y).grad_fn.name() == "_DifferentiatedBackward"
+    with torch.no_grad():
+        assert torch.equal(fused(x, y), multiplied(x, y))
+        names = [str(node.target) for node in fused.graph_for((x, y))[0].graph.nodes]
+    assert "aten.bmm.default" in names

@@ -72,14 +72,33 @@ def find_read(nodes: fx.GraphModule) -> dict[str, Any]:
 
 
 def lift(nodes: fx.GraphModule, numbers: Mapping[int, Any], names: Sequence[str]) -> fx.GraphModule:
-    """Return a trace with what it reads as its last arguments, and without numbers among them."""
+    """Return a trace with what it reads as its last arguments, and without numbers among them.
+
+    Products of matrices in it are those that torch makes where nobody traces.
+    """
     graph, copies = fx.Graph(), {}
     for slot, node in enumerate(nodes.graph.find_nodes(op="placeholder")):
         copies[node] = numbers[slot] if slot in numbers else graph.node_copy(node)
     lifted = {name: graph.placeholder(f"held_{slot}") for slot, name in enumerate(names)}
     copies |= {node: lifted[str(node.target)] for node in nodes.graph.find_nodes(op="get_attr")}
     graph.output(graph.graph_copy(nodes.graph, copies))
+    for node in graph.nodes:
+        if getattr(node.target, "__name__", node.target) in _PRODUCTS:
+            node.op, node.target = "call_function", _multiply
     return fx.GraphModule(nodes, graph)
+
+
+_PRODUCTS = frozenset(("matmul", "__matmul__", "linalg_matmul"))
+
+
+def _multiply(*args: Any, **kwargs: Any) -> Any:
+    # Where one matrix stands for a batch, torch makes one product of many if that requires grad, or if somebody traces,
+    # which rounds otherwise.
+    if len(args) == 2 and not kwargs and all(item.dim() == 3 for item in args):
+        batch = next((item.shape[0] for item in args if item.shape[0] != 1), 1)
+        repeats = [item.shape[0] == 1 and batch != 1 and not item.requires_grad for item in args]
+        args = tuple(x.expand(batch, -1, -1) if own else x for x, own in zip(args, repeats, strict=True))
+    return torch.matmul(*args, **kwargs)
 
 
 @contextmanager
