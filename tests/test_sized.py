@@ -462,3 +462,16 @@ def test_one_matrix_for_a_batch_is_multiplied_as_where_nobody_traces() -> None:
         assert torch.equal(fused(x, y), multiplied(x, y))
         names = [str(node.target) for node in fused.graph_for((x, y))[0].graph.nodes]
     assert "aten.bmm.default" in names
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("find", [torch.linalg.svdvals, torch.linalg.eigvalsh, torch.linalg.cond])
+def test_values_of_matrices_are_computed_without_vectors(find: Any) -> None:
+    def joined(x: Tensor, y: Tensor) -> Tensor:
+        return torch.cat([find(x).reshape(-1) * 2, y])
+
+    fused, x, y = fuser.fuse(joined), torch.randn(20, 12, 12), torch.randn(5)
+    assert torch.equal(fused(x, y), joined(x, y))
+    assert "aten" not in str(fused.graph_module.graph)
+    y.requires_grad_()
+    _both_ways(joined, fused, [x, y], [y])

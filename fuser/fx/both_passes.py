@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuser import counters
 from fuser.errors import UnsupportedError
-from fuser.fx.call_kinds import asking_quietly, bind_constants, is_like, make_fakes
+from fuser.fx.call_kinds import asking_quietly, bind_constants, has_idle_vectors, is_like, make_fakes
 from fuser.fx.effects import lies_elsewhere
 from fuser.fx.taking_turns import Turn
 from fuser.process import is_of_current_handler
@@ -247,3 +247,5 @@ def _prepare(graph: fx.GraphModule) -> None:
         node.target = _ATEN.reshape.default
     if graph.graph.find_nodes(op="call_function", target=_ATEN.as_strided.default):
         raise UnsupportedError("as_strided")
+    if any(map(has_idle_vectors, graph.graph.nodes)):
+        raise UnsupportedError("values of matrices")

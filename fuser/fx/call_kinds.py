@@ -24,6 +24,7 @@ __all__ = [
     "find_changed_numbers",
     "find_read",
     "give",
+    "has_idle_vectors",
     "is_like",
     "key_of",
     "lift",
@@ -99,6 +100,15 @@ def _multiply(*args: Any, **kwargs: Any) -> Any:
         repeats = [item.shape[0] == 1 and batch != 1 and not item.requires_grad for item in args]
         args = tuple(x.expand(batch, -1, -1) if own else x for x, own in zip(args, repeats, strict=True))
     return torch.matmul(*args, **kwargs)
+
+
+def has_idle_vectors(node: fx.Node) -> bool:
+    """Whether a traced node computes vectors of a matrix, and its values alone are read.
+
+    Where nobody traces torch computes those otherwise.
+    """
+    values = {torch.ops.aten._linalg_svd.default: 1, torch.ops.aten._linalg_eigh.default: 0}
+    return node.target in values and all(user.args[1] == values[node.target] for user in node.users)
 
 
 @contextmanager

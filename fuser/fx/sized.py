@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import fx
 
-from fuser.fx.call_kinds import Number, asking_quietly, at_start, find_read, is_like, key_of, lift
+from fuser.fx.call_kinds import Number, asking_quietly, at_start, find_read, has_idle_vectors, is_like, key_of, lift
 from fuser.fx.effects import calls_torch_alone, is_random, lies_elsewhere
 from fuser.fx.fusion_node import FusionModule
 from fuser.fx.idle_copies import drop_idle_copies
@@ -243,6 +243,8 @@ class SizedGraphs(Generic[T]):
         drop_idle_copies(traced.graph)
         # What is written to is looked at again, for nobody: a group would return it for that.
         traced.graph.eliminate_dead_code(lambda node: node.is_impure() or is_random(node))
+        if any(map(has_idle_vectors, traced.graph.nodes)):
+            return None
         module = _reading(traced, self.nodes, numbers, self._held)
         default = torch.get_default_dtype() if any(map(_is_of_default_dtype, module.graph.nodes)) else None
         FusionPass(device_type=self.device_type)(module)
