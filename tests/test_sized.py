@@ -451,6 +451,17 @@ def test_parameters_are_multiplied_as_such_also_without_gradients() -> None:
 
 
 @pytest.mark.cpu
+def test_views_of_parameters_are_returned_by_graphs_for_known_sizes() -> None:
+    fused = fuser.fuse(lambda x: (torch.cat([x * 2, x + 1]), x[1:], x))
+    x = torch.randn(4, 5, requires_grad=True)
+    with torch.no_grad():
+        made = fused(x)
+        assert [item.requires_grad for item in made] == [False, x[1:].requires_grad, True]
+        assert made[2] is x
+        assert "cat" not in str(fused.graph_for((x,))[0].graph)
+
+
+@pytest.mark.cpu
 def test_one_matrix_for_a_batch_is_multiplied_as_where_nobody_traces() -> None:
     def multiplied(x: Tensor, y: Tensor) -> Tensor:
         return torch.cat([(x @ y) * 2, x], 2)

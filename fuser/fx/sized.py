@@ -294,7 +294,7 @@ def _trace_plainly(function: fx.GraphModule, mode: Any, fakes: Sequence[Any]) ->
         before = [*map(_find_kind, tensors)]
         # Which prints nothing of its own with an error.
         made = function.forward(*tensors)
-        does_more |= not _is_of_tensors(made)
+        does_more |= not _is_of_tensors(made, tensors)
         does_more |= any(is_written(item.elem) for item in tensors if isinstance(item, FunctionalTensor))
         # Such as t_ of an argument.
         does_more |= before != [*map(_find_kind, tensors)]
@@ -317,11 +317,15 @@ def _find_kind(item: torch.Tensor) -> tuple[Any, ...]:
     return item.shape, item.stride(), item.storage_offset(), item.requires_grad
 
 
-def _is_of_tensors(made: Any) -> bool:
-    # Whether that is what a function returns, in containers of Python's own, where autograd has no part in it.
+def _is_of_tensors(made: Any, given: Sequence[Any]) -> bool:
+    # Whether that is what a function returns, in containers of Python's own, where autograd has no part in it: it goes
+    # on from what is given, and from views of that.
     if type(made) in (list, tuple, dict):
-        return all(map(_is_of_tensors, made.values() if isinstance(made, dict) else made))
-    return not made.requires_grad if isinstance(made, torch.Tensor) else isinstance(made, NoneType | bool | int | float)
+        return all(_is_of_tensors(item, given) for item in (made.values() if isinstance(made, dict) else made))
+    if not isinstance(made, torch.Tensor):
+        return isinstance(made, NoneType | bool | int | float)
+    source = made._base if made._is_view() else made
+    return not made.requires_grad or any(source is item for item in given)
 
 
 def _writes(node: fx.Node) -> bool:
