@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fuser import counters
 from fuser.errors import UnsupportedError
 from fuser.fx.call_kinds import asking_quietly, bind_constants, has_idle_vectors, is_like, make_fakes
-from fuser.fx.effects import lies_elsewhere
+from fuser.fx.effects import count_laid_out, is_laid_out
 from fuser.fx.taking_turns import Turn
 from fuser.process import is_of_current_handler
 from fuser.route import requires_grad
@@ -95,12 +95,13 @@ def trace_joint(
 
     from fuser.fx.backend import compile_graph, split_passes  # noqa: PLC0415 - as above
 
+    counting = _CountingLaidOut()
     varying = tuple(slot for slot, item in enumerate(inputs) if isinstance(item, torch.Tensor) or slot in numbers)
 
     def split(graph: fx.GraphModule, given: Any, **settings: Any) -> Any:
         if settings["num_fwd_outputs"] != len(made):
             raise UnsupportedError("results that share memory")
-        if (is_function or is_strict) and lies_elsewhere(graph.graph):
+        if (is_function or is_strict) and count_laid_out(graph.graph) > counting.count:
             raise UnsupportedError("what lies elsewhere than what is written to")
         _prepare(graph)
         raise _Split(split_passes(graph, given, **settings))
@@ -113,7 +114,8 @@ def trace_joint(
         with warnings.catch_warnings(record=is_function) as said, mode, packing_nothing(), asking_quietly():
             if is_function:
                 warnings.simplefilter("always")
-            made = own(*fakes)
+            with counting:
+                made = own(*fakes)
         shared = _find_shared(made, fakes)
         reached = _find_reached(made)
         unreached = frozenset(
@@ -188,6 +190,19 @@ class _PythonBelow(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C._EnablePythonDispatcher():
             return func(*args, **(kwargs or {}))
+
+
+class _CountingLaidOut(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the ops that lay out anew what they are given, as ``count_laid_out`` does for a graph."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        self.count += bool(args) and is_laid_out(func, args[0], made)
+        return made
 
 
 class _Split(BaseException):

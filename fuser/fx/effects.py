@@ -16,7 +16,7 @@ from fuser.fx.nodes import module_of
 from fuser.jit_function import JitFunction
 from fuser.ops import has_hooks
 
-__all__ = ["calls_torch_alone", "is_barrier", "is_random", "lies_elsewhere", "sets_mode"]
+__all__ = ["calls_torch_alone", "count_laid_out", "is_barrier", "is_laid_out", "is_random", "sets_mode"]
 
 _ATEN = torch.ops.aten
 
@@ -161,17 +161,19 @@ def is_random(node: fx.Node) -> bool:
     return _draws_by_name(_last_name(node.target))
 
 
-def lies_elsewhere(graph: fx.Graph) -> bool:
-    """Whether torch, tracing, may have made of a write into a tensor an op whose result does not lie as that does."""
-    return any(map(_is_laid_out_anew, graph.nodes))
+def count_laid_out(graph: fx.Graph) -> int:
+    """Count the ops of a traced graph that lay out anew what they are given: in a trace also for a write into that."""
+    nodes = [node for node in graph.nodes if node.op == "call_function" and node.args]
+    return sum(
+        is_laid_out(node.target, getattr(node.args[0], "meta", {}).get("val"), node.meta.get("val")) for node in nodes
+    )
 
 
-def _is_laid_out_anew(node: fx.Node) -> bool:
-    if getattr(node.target, "overloadpacket", None) not in _WRITE_BY_PLACE:
+def is_laid_out(target: Any, given: Any, made: Any) -> bool:
+    """Whether an op's result does not lie as the tensor that an op of that name would write into."""
+    if getattr(target, "overloadpacket", None) not in _WRITE_BY_PLACE or not isinstance(given, torch.Tensor):
         return False
-    before, after = node.args[0].meta["val"], node.meta["val"]  # type: ignore[union-attr]
-    dims = [dim for dim, size in enumerate(after.shape) if size > 1]
-    return any(before.stride(dim) != after.stride(dim) for dim in dims)
+    return any(given.stride(dim) != made.stride(dim) for dim, size in enumerate(made.shape) if size > 1)
 
 
 # Those that lie row-major, whatever they are given. Of draws torch has no others.

@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from fuser.fx.call_kinds import Number, asking_quietly, at_start, find_read, has_idle_vectors, is_like, key_of, lift
-from fuser.fx.effects import calls_torch_alone, is_random, lies_elsewhere
+from fuser.fx.effects import calls_torch_alone, count_laid_out, is_random
 from fuser.fx.fusion_node import FusionModule
 from fuser.fx.idle_copies import drop_idle_copies
 from fuser.fx.idle_views import drop_idle_views
@@ -306,10 +306,11 @@ def _trace_plainly(function: fx.GraphModule, mode: Any, fakes: Sequence[Any]) ->
         # Without torch's decompositions for symbols, which compute otherwise than its kernels.
         with torch.set_grad_enabled(needs_grad), keeping_nothing(), asking_quietly(), mode:
             traced = make_fx(look)(*fakes)
+            laid_out = count_laid_out(traced.graph)
             if any(map(_writes, traced.graph.nodes)):
                 # To what it made itself, unless it writes to arguments.
                 traced = make_fx(dispatch_functionalize(look, FunctionalTensorMode()))(*fakes)
-    does_more |= any(map(_writes, traced.graph.nodes)) or lies_elsewhere(traced.graph)
+    does_more |= any(map(_writes, traced.graph.nodes)) or count_laid_out(traced.graph) > laid_out
     return None if said or does_more else traced
 
 
