@@ -486,3 +486,14 @@ def test_values_of_matrices_are_computed_without_vectors(find: Any) -> None:
     assert "aten" not in str(fused.graph_module.graph)
     y.requires_grad_()
     _both_ways(joined, fused, [x, y], [y])
+
+
+@pytest.mark.cpu
+def test_an_argument_may_have_the_name_of_a_product() -> None:
+    def beside(matmul: Tensor, y: Tensor) -> Tensor:
+        return torch.cat([matmul * 2, y], 1)
+
+    fused, x, y = fuser.fuse(beside), torch.randn(3, 4), torch.randn(3, 4)
+    assert torch.equal(fused(x, y), beside(x, y))
+    assert len(fused.groups) == 1
+    assert all(node.op != "call_function" for node in fused.graph_for((x, y))[0].graph.nodes)

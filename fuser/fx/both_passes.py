@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuser import counters
 from fuser.errors import UnsupportedError
-from fuser.fx.call_kinds import asking_quietly, bind_constants, has_idle_vectors, is_like, make_fakes
-from fuser.fx.effects import count_laid_out, is_laid_out
+from fuser.fx.as_called import AsCalled, CountingLaidOut, computes_idle_vectors, count_laid_out
+from fuser.fx.call_kinds import asking_quietly, bind_constants, is_like, make_fakes
 from fuser.fx.taking_turns import Turn
 from fuser.process import is_of_current_handler
 from fuser.route import requires_grad
@@ -95,7 +94,7 @@ def trace_joint(
 
     from fuser.fx.backend import compile_graph, split_passes  # noqa: PLC0415 - as above
 
-    counting = _CountingLaidOut()
+    counting = CountingLaidOut()
     varying = tuple(slot for slot, item in enumerate(inputs) if isinstance(item, torch.Tensor) or slot in numbers)
 
     def split(graph: fx.GraphModule, given: Any, **settings: Any) -> Any:
@@ -108,14 +107,13 @@ def trace_joint(
 
     try:
         module = bind_constants(nodes, inputs, varying)
-        own: Any = _AsCalled(module)
+        own: Any = AsCalled(module)
         known = [[kinds[1 + slot] for kinds in before] for slot in varying]
         mode, fakes, find_guard = make_fakes([inputs[slot] for slot in varying], known)
-        with warnings.catch_warnings(record=is_function) as said, mode, packing_nothing(), asking_quietly():
+        with warnings.catch_warnings(record=is_function) as said, mode, packing_nothing(), asking_quietly(), counting:
             if is_function:
                 warnings.simplefilter("always")
-            with counting:
-                made = own(*fakes)
+            made = own(*fakes)
         shared = _find_shared(made, fakes)
         reached = _find_reached(made)
         unreached = frozenset(
@@ -165,44 +163,6 @@ def _floats_as_they_are() -> Iterator[None]:
         yield
     finally:
         module.tensorify_python_scalars = before
-
-
-class _AsCalled(torch.nn.Module):
-    """A graph in which what torch composes of other ops is what its C++ makes of it.
-
-    For symbols torch has decompositions in Python, too, some of which compute otherwise: ``interpolate`` from weights
-    that it rounds. What is below those still needs torch's Python to know symbols.
-    """
-
-    def __init__(self, graph_module: fx.GraphModule) -> None:
-        super().__init__()
-        self.graph_module = graph_module
-
-    def forward(self, *inputs: Any) -> Any:
-        with torch._C._DisablePythonDispatcher(), _PythonBelow():  # type: ignore[no-untyped-call]
-            # As torch's modules call it, it would print itself with each error.
-            return self.graph_module.forward(*inputs)
-
-
-class _PythonBelow(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Turns torch's Python on again, below autograd."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with torch._C._EnablePythonDispatcher():
-            return func(*args, **(kwargs or {}))
-
-
-class _CountingLaidOut(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the ops that lay out anew what they are given, as ``count_laid_out`` does for a graph."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        self.count += bool(args) and is_laid_out(func, args[0], made)
-        return made
 
 
 class _Split(BaseException):
@@ -262,5 +222,5 @@ def _prepare(graph: fx.GraphModule) -> None:
         node.target = _ATEN.reshape.default
     if graph.graph.find_nodes(op="call_function", target=_ATEN.as_strided.default):
         raise UnsupportedError("as_strided")
-    if any(map(has_idle_vectors, graph.graph.nodes)):
+    if computes_idle_vectors(graph.graph):
         raise UnsupportedError("values of matrices")

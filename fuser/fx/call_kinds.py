@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
+from fuser.fx.as_called import multiply_as_called
+
 __all__ = [
     "Number",
     "asking_quietly",
@@ -24,7 +26,6 @@ __all__ = [
     "find_changed_numbers",
     "find_read",
     "give",
-    "has_idle_vectors",
     "is_like",
     "key_of",
     "lift",
@@ -83,32 +84,8 @@ def lift(nodes: fx.GraphModule, numbers: Mapping[int, Any], names: Sequence[str]
     lifted = {name: graph.placeholder(f"held_{slot}") for slot, name in enumerate(names)}
     copies |= {node: lifted[str(node.target)] for node in nodes.graph.find_nodes(op="get_attr")}
     graph.output(graph.graph_copy(nodes.graph, copies))
-    for node in graph.nodes:
-        if getattr(node.target, "__name__", node.target) in _PRODUCTS:
-            node.op, node.target = "call_function", _multiply
+    multiply_as_called(graph)
     return fx.GraphModule(nodes, graph)
-
-
-_PRODUCTS = frozenset(("matmul", "__matmul__", "linalg_matmul"))
-
-
-def _multiply(*args: Any, **kwargs: Any) -> Any:
-    # Where one matrix stands for a batch, torch makes one product of many if that requires grad, or if somebody traces,
-    # which rounds otherwise.
-    if len(args) == 2 and not kwargs and all(item.dim() == 3 for item in args):
-        batch = next((item.shape[0] for item in args if item.shape[0] != 1), 1)
-        repeats = [item.shape[0] == 1 and batch != 1 and not item.requires_grad for item in args]
-        args = tuple(x.expand(batch, -1, -1) if own else x for x, own in zip(args, repeats, strict=True))
-    return torch.matmul(*args, **kwargs)
-
-
-def has_idle_vectors(node: fx.Node) -> bool:
-    """Whether a traced node computes vectors of a matrix, and its values alone are read.
-
-    Where nobody traces torch computes those otherwise.
-    """
-    values = {torch.ops.aten._linalg_svd.default: 1, torch.ops.aten._linalg_eigh.default: 0}
-    return node.target in values and all(user.args[1] == values[node.target] for user in node.users)
 
 
 @contextmanager

@@ -16,9 +16,7 @@ from fuser.fx.nodes import module_of
 from fuser.jit_function import JitFunction
 from fuser.ops import has_hooks
 
-__all__ = ["calls_torch_alone", "count_laid_out", "is_barrier", "is_laid_out", "is_random", "sets_mode"]
-
-_ATEN = torch.ops.aten
+__all__ = ["calls_torch_alone", "is_barrier", "is_random", "sets_mode"]
 
 
 def is_barrier(node: fx.Node) -> bool:
@@ -159,32 +157,6 @@ def is_random(node: fx.Node) -> bool:
     if node.op not in {"call_function", "call_method"} or isinstance(node.target, JitFunction):
         return False
     return _draws_by_name(_last_name(node.target))
-
-
-def count_laid_out(graph: fx.Graph) -> int:
-    """Count the ops of a traced graph that lay out anew what they are given: in a trace also for a write into that."""
-    nodes = [node for node in graph.nodes if node.op == "call_function" and node.args]
-    return sum(
-        is_laid_out(node.target, getattr(node.args[0], "meta", {}).get("val"), node.meta.get("val")) for node in nodes
-    )
-
-
-def is_laid_out(target: Any, given: Any, made: Any) -> bool:
-    """Whether an op's result does not lie as the tensor that an op of that name would write into."""
-    if getattr(target, "overloadpacket", None) not in _WRITE_BY_PLACE or not isinstance(given, torch.Tensor):
-        return False
-    return any(given.stride(dim) != made.stride(dim) for dim, size in enumerate(made.shape) if size > 1)
-
-
-# Those that lie row-major, whatever they are given. Of draws torch has no others.
-_WRITE_BY_PLACE = frozenset(
-    getattr(_ATEN, name)
-    for name in (
-        "masked_fill", "masked_scatter", "index_fill", "index_add", "index_copy", "index_put", "scatter", "scatter_add",
-        "scatter_reduce", "cumsum", "cumprod", "tril", "triu", "bernoulli", "uniform", "normal_functional", "random",
-        "exponential", "geometric", "cauchy", "log_normal",
-    )
-)  # fmt: skip
 
 
 def _is_seeded(overload: torch._ops.OpOverload) -> bool:

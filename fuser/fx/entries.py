@@ -23,7 +23,17 @@ from fuser.launcher import Replayer
 from fuser.record import Recorded, Scalars
 from fuser.route import is_transformed
 
-__all__ = ["Entry", "Mode", "SizedReplayer", "bind_alike", "copy_nodes", "find_held", "mode_of", "of_its_size"]
+__all__ = [
+    "Binding",
+    "Entry",
+    "Mode",
+    "SizedReplayer",
+    "bind_alike",
+    "copy_nodes",
+    "find_held",
+    "mode_of",
+    "of_its_size",
+]
 
 # A launcher's defaults, and its order.
 Binding: TypeAlias = tuple[tuple[Any, ...], tuple[int, ...]]

@@ -17,8 +17,9 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import fx
 
-from fuser.fx.call_kinds import Number, asking_quietly, at_start, find_read, has_idle_vectors, is_like, key_of, lift
-from fuser.fx.effects import calls_torch_alone, count_laid_out, is_random
+from fuser.fx.as_called import DIFFERENTIATED_OTHERWISE, computes_idle_vectors, count_laid_out
+from fuser.fx.call_kinds import Number, asking_quietly, at_start, find_read, is_like, key_of, lift
+from fuser.fx.effects import calls_torch_alone, is_random
 from fuser.fx.fusion_node import FusionModule
 from fuser.fx.idle_copies import drop_idle_copies
 from fuser.fx.idle_views import drop_idle_views
@@ -54,9 +55,6 @@ _COPIES = frozenset(("contiguous", "reshape", "flatten"))
 _OF_MEMORY = frozenset("storage_offset data_ptr storage untyped_storage _version is_set_to resize_ set_".split())
 # And autograd.
 _OF_AUTOGRAD = frozenset("requires_grad_ requires_grad retain_grad register_hook detach_ grad backward is_leaf".split())
-
-# Of these torch computes the gradient in another way where it traces: without asking for zeros.
-_OTHERWISE = frozenset("prod cumprod det logdet slogdet linalg_det linalg_slogdet".split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +101,7 @@ def is_differentiable_at_once(nodes: fx.GraphModule) -> bool:
     if not all(isinstance(item, torch.Tensor) for item in find_read(nodes).values()):
         return False
     named = [node for node in nodes.graph.nodes if node.op not in {"placeholder", "get_attr", "output"}]
-    return not any(_name(node) in _OF_AUTOGRAD | _OTHERWISE for node in named)
+    return not any(_name(node) in _OF_AUTOGRAD | DIFFERENTIATED_OTHERWISE for node in named)
 
 
 def _may_join(module: fx.GraphModule, node: fx.Node) -> bool:
@@ -243,7 +241,7 @@ class SizedGraphs(Generic[T]):
         drop_idle_copies(traced.graph)
         # What is written to is looked at again, for nobody: a group would return it for that.
         traced.graph.eliminate_dead_code(lambda node: node.is_impure() or is_random(node))
-        if any(map(has_idle_vectors, traced.graph.nodes)):
+        if computes_idle_vectors(traced.graph):
             return None
         module = _reading(traced, self.nodes, numbers, self._held)
         default = torch.get_default_dtype() if any(map(_is_of_default_dtype, module.graph.nodes)) else None

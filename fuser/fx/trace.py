@@ -19,7 +19,17 @@ from fuser.config import config
 from fuser.errors import ArgumentError, GradientError, NoCompileError, UnsupportedError, shows_users_frames
 from fuser.flat_text import as_function
 from fuser.fx.arguments import NUMBER, TENSOR, Key, sort_arguments
-from fuser.fx.entries import Entry, Mode, SizedReplayer, bind_alike, copy_nodes, find_held, mode_of, of_its_size
+from fuser.fx.entries import (
+    Binding,
+    Entry,
+    Mode,
+    SizedReplayer,
+    bind_alike,
+    copy_nodes,
+    find_held,
+    mode_of,
+    of_its_size,
+)
 from fuser.fx.fusion_node import FusionModule
 from fuser.fx.intercept import is_traced
 from fuser.fx.joint import DifferentiableFusion, JointFunction
@@ -84,7 +94,7 @@ class FusedFunction(Replayer, Generic[P, R]):
         self._own_constants: tuple[Any, ...] = ()
         self._own_slots: tuple[int, ...] = ()
         # The defaults and the order of its launcher.
-        self._own_binding: tuple[tuple[Any, ...], tuple[int, ...]] = ((), ())
+        self._own_binding: Binding = ((), ())
         # Whether records are to serve calls of other sizes.
         self.learns_sizes = True
         self._signature = inspect.signature(function)

@@ -364,10 +364,10 @@ def _put(x: Any, part: Any, dim: int, start: int, stop: int) -> OpCall | None:
     known = _static(part.tensors[0] if isinstance(part, OpCall) else part)
     if value is None or known is None or known.dtype != value.dtype:
         return None
-    sizes = tuple(stop - start if own == dim else size for own, size in enumerate(value.shape))
     source = part.tensors[0] if isinstance(part, OpCall) else part
     if dim == value.dim() - 1 and stop - start == 1 and source.target in _FILLS and _is_row_major(value):
         return _put_number(x, start, source.args[1])
+    sizes = tuple(stop - start if own == dim else size for own, size in enumerate(value.shape))
     ends = [(0, start)] * (start > 0) + [(stop, _END)] * (stop < value.shape[dim])
     parts = [_view(x, "slice.Tensor", dim, *own) for own in ends]
     if None in parts or not parts or _without_memory(part).shape != sizes:
