@@ -96,6 +96,8 @@ class Explanation:
     bytes_saved: tuple[int, ...] = ()
     bytes_left: tuple[int, ...] = ()
     bytes_in_eager: tuple[int, ...] = ()
+    # Of a fused function's call: why less of it is fused than could be, as far as it concerns no single node.
+    remarks: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """Groups with their applications and kernels, then the nodes left out and why."""
@@ -116,7 +118,7 @@ class Explanation:
         for number, (name, reason) in enumerate(self.unfused):
             moved = f", moves {_mebibytes(self.bytes_left[number])}" if self.bytes_left else ""
             lines.append(f"not fused: {name}: {reason}{moved}")
-        return "\n".join(lines) or "nothing to fuse"
+        return "\n".join([*lines, *self.remarks]) or "nothing to fuse"
 
     def __repr__(self) -> str:
         return str(self)
@@ -228,7 +230,9 @@ def explain(target: Any, *args: Any, **kwargs: Any) -> Explanation | CompiledExp
         inputs = [*args, *scalars.values()] if args else []
         return Explanation((_report(target.spec(count).group, (), inputs),), ())
     module: Any = target.fused if isinstance(target, FusedModule) else target
+    remarks: tuple[str, ...] = ()
     if isinstance(module, FusedFunction):
+        remarks = module.remarks_for(args, kwargs) if args or kwargs else ()
         module, args = module.graph_for(args, kwargs) if args or kwargs else (module.graph_module, ())
     if not isinstance(module, fx.GraphModule):
         takes = "explain takes a fused function, functor, graph module or group"
@@ -237,7 +241,7 @@ def explain(target: Any, *args: Any, **kwargs: Any) -> Explanation | CompiledExp
     recorder = _Recorder(module)
     if args:
         recorder.run(*args)
-    return Explanation(tuple(recorder.reports()), tuple(_unfused(module)), module)
+    return Explanation(tuple(recorder.reports()), tuple(_unfused(module)), module, remarks=remarks)
 
 
 def _explain_recorded(recorded: RecordedGraph) -> Explanation:

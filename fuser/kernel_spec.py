@@ -410,7 +410,7 @@ def _keeps_strides(function: Function, operand: ValueLayout) -> bool:
 
 
 _LIKE_OPERAND = frozenset(
-    "hardtanh clone deg2rad rad2deg nan_to_num prelu log_sigmoid_backward huber_loss binary_cross_entropy"
+    "hardtanh clone deg2rad rad2deg nan_to_num prelu log_sigmoid log_sigmoid_backward huber_loss binary_cross_entropy"
     " binary_cross_entropy_backward".split()
 )
 _TESTS_BY_STEPS = frozenset({"isinf", "isfinite"})

@@ -402,3 +402,32 @@ def test_zeros_infinities_and_what_is_none_are_numbers_of_their_own() -> None:
             assert torch.equal(got.nan_to_num(7.0), expected.nan_to_num(7.0))
             assert torch.equal(got.isnan(), expected.isnan())
             assert torch.equal(got.signbit() & ~got.isnan(), expected.signbit() & ~got.isnan())
+
+
+@pytest.mark.cpu
+def test_a_backward_pass_that_lays_out_anew_is_traced_as_eager_torch_runs_it() -> None:
+    # What comes back to the mask lies transposed, and three terms meet at x: in their order.
+    fused = fuser.fuse(lambda x: ((y := torch.cat([x, x + 1])), (y * y.std(-1, keepdim=True)).tril().t().contiguous()))
+    x = torch.randn(64, 9, requires_grad=True)
+    weights = [torch.randn(item.shape) for item in fused.function(x)]
+    mine, eagers = (torch.autograd.grad(call(x), x, weights) for call in (fused, fused.function))
+    assert torch.equal(*mine, *eagers)
+    assert fuser.explain(fused, x).remarks == ()
+
+
+@pytest.mark.parametrize(
+    ("function", "needs_grad", "remark"),
+    [
+        (lambda x: (torch.cat([x * 2, x]), x.view(-1)), True, "node by node: results share memory"),
+        (lambda x: torch.cat([x * 2, x]).prod(0), True, "node by node: torch differentiates prod otherwise"),
+        (lambda x: torch.cat([x * 2, torch.nn.Dropout(0.0)(x)]), True, ""),
+        (lambda x: torch.cat([x * 2, x.add_(1)]), False, "known sizes: it does more than"),
+        (lambda x: torch.cat([torch.linalg.svdvals(x) * 2, x[0]]), False, "known sizes: torch computes values of"),
+        (lambda x: torch.cat([x * 2, x]), False, ""),
+    ],
+)
+@pytest.mark.cpu
+def test_explain_says_why_a_call_is_fused_by_halves(function: Any, needs_grad: bool, remark: str) -> None:
+    found = fuser.explain(fuser.fuse(function), torch.randn(4, 4, requires_grad=needs_grad))
+    assert [remark in item for item in found.remarks] == [True] * bool(remark)
+    assert all(str(found).endswith(item) for item in found.remarks)

@@ -527,6 +527,14 @@ def test_the_gradient_of_log_sigmoid_lies_as_what_comes(is_turned: bool) -> None
     torch.testing.assert_close(made, wanted)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def test_a_log_sigmoid_lies_as_torch_makes_it(device: str) -> None:
+    # On the GPU as its operand, also along dimensions that nobody walks.
+    for shape, strides in (((2, 1, 1), (1, 2, 2)), ((3, 4), (1, 3)), ((3, 4), (8, 1))):
+        x = torch.empty_strided(shape, strides, device=device).fill_(0.5)
+        assert fuser.fuse(lambda x: F.logsigmoid(x))(x).stride() == F.logsigmoid(x).stride()
+
+
 def test_strides_of_a_number_to_the_power_of_a_tensor() -> None:
     x = draw((5, 33), torch.float32).t()
     for step in (lambda x, a: 2**x, lambda x, a: a**x, lambda x, a: torch.pow(a, x), lambda x, a: x**a):

@@ -10,6 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
     "DIFFERENTIATED_OTHERWISE",
+    "LAID_OUT",
+    "VALUES_OF_MATRICES",
+    "WARNS",
     "AsCalled",
     "CountingLaidOut",
     "computes_idle_vectors",
@@ -20,6 +23,10 @@ __all__ = [
 _ATEN = torch.ops.aten
 # The names of functions whose gradient torch computes in another way where it traces: without asking for zeros.
 DIFFERENTIATED_OTHERWISE = frozenset("prod cumprod det logdet slogdet linalg_det linalg_slogdet".split())
+# Why a trace is not to be used.
+WARNS = "torch warns of something"
+LAID_OUT = "torch lays out anew what it writes to, where it traces"
+VALUES_OF_MATRICES = "torch computes values of matrices otherwise where it traces"
 _PRODUCTS = frozenset(("matmul", "__matmul__", "linalg_matmul"))
 # Of what computes vectors of a matrix, the item that is its values.
 _VALUES = {_ATEN._linalg_svd.default: 1, _ATEN._linalg_eigh.default: 0}
@@ -64,11 +71,13 @@ class CountingLaidOut(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return made
 
 
-def count_laid_out(graph: fx.Graph) -> int:
-    """Count the ops of a traced graph that lay out anew what they are given: in a trace also for a write into that."""
+def count_laid_out(graph: fx.Graph, *, is_backward: bool = False) -> int:
+    """Count the ops of one pass of a trace that lay out anew what they are given: there also for a write into that."""
     nodes = [node for node in graph.nodes if node.op == "call_function" and node.args]
     return sum(
-        _is_laid_out(node.target, getattr(node.args[0], "meta", {}).get("val"), node.meta.get("val")) for node in nodes
+        _is_laid_out(node.target, getattr(node.args[0], "meta", {}).get("val"), node.meta.get("val"))
+        for node in nodes
+        if (node.meta.get("partitioner_tag") == "is_backward") == is_backward
     )
 
 

@@ -11,9 +11,16 @@ from typing import Any
 import torch
 from torch import fx
 
-from fuser import counters
 from fuser.errors import UnsupportedError
-from fuser.fx.as_called import AsCalled, CountingLaidOut, computes_idle_vectors, count_laid_out
+from fuser.fx.as_called import (
+    LAID_OUT,
+    VALUES_OF_MATRICES,
+    WARNS,
+    AsCalled,
+    CountingLaidOut,
+    computes_idle_vectors,
+    count_laid_out,
+)
 from fuser.fx.call_kinds import asking_quietly, bind_constants, is_like, make_fakes
 from fuser.fx.taking_turns import Turn
 from fuser.process import is_of_current_handler
@@ -23,6 +30,7 @@ from fuser.warming.follow import packing_nothing
 __all__ = ["Joint", "trace_joint"]
 
 _ATEN = torch.ops.aten
+SHARED = "results share memory with arguments, or with each other"
 _NORM = _ATEN._native_batch_norm_legit_functional.default
 
 
@@ -76,8 +84,8 @@ def trace_joint(
     *,
     is_function: bool = False,
     is_strict: bool = False,
-) -> Joint | None:
-    """Trace both passes; None where torch cannot, or its graphs would rely on how gradients lie in memory.
+) -> Joint:
+    """Trace both passes.
 
     Args:
         nodes: what is differentiated, as a graph of its inputs.
@@ -89,6 +97,9 @@ def trace_joint(
         is_function: whether results that share memory with inputs or with each other are to do so: there is no trace of
             such, nor of what warns.
         is_strict: whether sums are to be added up in the order that tensors have in eager torch's memory.
+
+    Raises:
+        UnsupportedError: torch cannot, or its graphs would rely on how gradients lie in memory; says why.
     """
     from torch._functorch.aot_autograd import aot_module_simplified  # noqa: PLC0415 - takes a second
 
@@ -99,9 +110,11 @@ def trace_joint(
 
     def split(graph: fx.GraphModule, given: Any, **settings: Any) -> Any:
         if settings["num_fwd_outputs"] != len(made):
-            raise UnsupportedError("results that share memory")
-        if (is_function or is_strict) and count_laid_out(graph.graph) > counting.count:
-            raise UnsupportedError("what lies elsewhere than what is written to")
+            raise UnsupportedError(SHARED)
+        if is_function or is_strict:
+            ahead, back = (count_laid_out(graph.graph, is_backward=item) for item in (False, True))
+            if ahead > counting.count or (back and back > _count_backwards(mode, made, fakes, chosen)):
+                raise UnsupportedError(LAID_OUT)
         _prepare(graph)
         raise _Split(split_passes(graph, given, **settings))
 
@@ -119,11 +132,11 @@ def trace_joint(
         unreached = frozenset(
             slot for slot, x in zip(varying, fakes, strict=True) if requires_grad(x) and id(x) not in reached
         )
-        if is_function and (shared or said):
-            return None
+        if is_function:
+            _check_function(shared, said)
         continuous = tuple(slot for slot, item in enumerate(made) if item.requires_grad)
-        taken = _choose(continuous, taken)
-        _call_on_results(module, torch.detach, {*continuous} - {*taken})
+        chosen = _choose(continuous, taken)
+        _call_on_results(module, torch.detach, {*continuous} - {*chosen})
         _call_on_results(module, torch.clone, shared)
         forward = backward = None
         try:
@@ -137,15 +150,28 @@ def trace_joint(
     except Exception as error:  # Whatever the reason, torch's ops one by one are right, and say what is wrong.
         if is_of_current_handler(error):
             raise
-        if numbers or is_function:
-            # Those as constants are next; a function has fusion nodes, each of which is differentiated.
-            return None
-        counters.count_fallback(f"{type(error).__name__} in torch's tracing of a backward pass")
-        return None
+        is_known = isinstance(error, UnsupportedError)
+        reason = str(error) if is_known else f"{type(error).__name__} in torch's tracing of a backward pass"
+        raise UnsupportedError(reason) from error
     updated = {node for norm in nodes.graph.find_nodes(op="call_function", target=_NORM) for node in norm.args[3:5]}
     placeholders = nodes.graph.find_nodes(op="placeholder")
     read = tuple(slot for slot in varying if slot not in numbers and placeholders[slot] not in updated)
-    return Joint(nodes, forward, backward, len(made), varying, continuous, taken, read, unreached, key, guard)
+    return Joint(nodes, forward, backward, len(made), varying, continuous, chosen, read, unreached, key, guard)
+
+
+def _check_function(shared: set[int], said: Sequence[Any] | None) -> None:
+    if shared or said:
+        raise UnsupportedError(SHARED if shared else WARNS)
+
+
+def _count_backwards(mode: Any, made: Sequence[torch.Tensor], inputs: Sequence[Any], taken: Sequence[int]) -> int:
+    # How much the backward pass lays out anew where nobody traces; gradients lie as the results, as AOTAutograd's do.
+    results = [made[slot] for slot in taken]
+    leaves = [item for item in inputs if requires_grad(item)]
+    counting = CountingLaidOut()
+    with mode, counting:
+        torch.autograd.grad(results, leaves, [*map(torch.empty_like, results)], allow_unused=True)
+    return counting.count
 
 
 def _choose(continuous: tuple[int, ...], taken: Sequence[int] | None) -> tuple[int, ...]:
@@ -221,6 +247,6 @@ def _prepare(graph: fx.GraphModule) -> None:
     for node in graph.graph.find_nodes(op="call_function", target=_ATEN.view.default):
         node.target = _ATEN.reshape.default
     if graph.graph.find_nodes(op="call_function", target=_ATEN.as_strided.default):
-        raise UnsupportedError("as_strided")
+        raise UnsupportedError("its backward pass looks at memory by strides")
     if computes_idle_vectors(graph.graph):
-        raise UnsupportedError("values of matrices")
+        raise UnsupportedError(VALUES_OF_MATRICES)

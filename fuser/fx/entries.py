@@ -69,6 +69,8 @@ class Entry:
     # Whether it is for calls of its own sizes, and of that default dtype.
     is_sized: bool = False
     default_dtype: torch.dtype | None = None
+    # Why autograd goes through each of its nodes, where one function could have been.
+    apart: str = ""
 
     def find_sized(self, leaves: tuple[Any, ...]) -> Entry | None:
         """Return the entry for calls of these sizes, if there is one."""
@@ -93,6 +95,15 @@ class Entry:
             if calls is not None:
                 calls.forgive(leaves)
             raise
+
+    def remarks(self, leaves: tuple[Any, ...]) -> Iterator[str]:
+        """Yield why less of such a call is fused than could be."""
+        if self.mode.is_differentiated:
+            joint = self.joint
+            why = self.apart if joint is None or joint.find(leaves) is not None else joint.why_not(leaves)
+            yield from [f"differentiated node by node: {why}"] if why else []
+        elif self.sized is not None and self.sized.find(leaves) is None and (why := self.sized.why_not(leaves)):
+            yield f"not traced for known sizes: {why}"
 
     def states(self) -> list[State]:
         """Return the states of the generators that it may draw from."""

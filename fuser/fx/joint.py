@@ -134,6 +134,10 @@ class JointFunction:
         """See JointCalls."""
         self._calls.forgive([*leaves, *self._read])
 
+    def why_not(self, leaves: Sequence[Any]) -> str:
+        """See JointCalls."""
+        return self._calls.why_not([*leaves, *self._read])
+
     def record(
         self, launcher: Launcher, run: Callable[..., Any], otherwise: Callable[..., Any], leaves: tuple[Any, ...]
     ) -> None:

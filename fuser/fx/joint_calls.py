@@ -16,8 +16,9 @@ import torch
 from torch import fx
 from torch.utils.weak import TensorWeakRef
 
+from fuser import counters
 from fuser.config import config
-from fuser.errors import GradientError
+from fuser.errors import GradientError, UnsupportedError
 from fuser.fx.both_passes import Joint, trace_joint
 from fuser.fx.call_kinds import find_changed_numbers, give, key_of
 from fuser.fx.effects import is_random
@@ -69,8 +70,8 @@ class JointCalls:
         self._taken: tuple[int, ...] | None = None
         # Whether torch traces it only with numbers as constants: it compares an exponent with others.
         self._binds_numbers = False
-        # Kinds of calls for which it could not trace it.
-        self._failed: set[tuple[Any, ...]] = set()
+        # Kinds of calls for which it could not trace it, and why.
+        self._failed: dict[tuple[Any, ...], str] = {}
 
     def find(self, inputs: tuple[Any, ...]) -> Kind | None:
         """Return what a call goes by; None where the graph is not to be one function to autograd."""
@@ -120,7 +121,11 @@ class JointCalls:
         """Take it for no failure of torch's that there is no trace of a call which fails by itself."""
         given = inputs[: self._varying]
         if self._failed and find_route(given).route is Route.AUTOGRAD:
-            self._failed.discard(key_of(given))
+            self._failed.pop(key_of(given), None)
+
+    def why_not(self, inputs: Sequence[Any]) -> str:
+        """Return why such calls are not one function to autograd, if torch could not trace them."""
+        return self._failed.get(key_of(inputs[: self._varying])) or next(iter(self._failed.values()), "")
 
     def _joint_for(self, key: tuple[Any, ...], inputs: tuple[Any, ...]) -> Joint | None:
         taken = self._taken
@@ -129,22 +134,30 @@ class JointCalls:
         may_try = not self._is_function or len(self._failed) < MAX_FAILURES
         if joint is None and len(self._joints) < MAX_JOINTS and may_try:
             self._check(inputs)
-            # Sizes and numbers that were others before are symbols from now on.
-            before = [item.key for item in alike]
-            numbers = () if self._binds_numbers else find_changed_numbers(inputs[: self._varying], before)
-            trace = partial(trace_joint, is_function=self._is_function, is_strict=self._is_strict)
-            with warnings.catch_warnings():
-                if numbers or self._is_function:
-                    # AOTAutograd says which op it cannot differentiate: by symbols, or as what it read is written to.
-                    warnings.simplefilter("ignore")
-                joint = trace(self.nodes, key, inputs, before, numbers, taken)
-            if joint is None and numbers:
-                self._binds_numbers = True
-                joint = trace(self.nodes, key, inputs, before, taken=taken)
+            joint = self._trace(key, inputs, [item.key for item in alike])
             self._joints += [] if joint is None else [joint]
-            if joint is None:
-                self._failed.add(key)
         return joint
+
+    def _trace(self, key: tuple[Any, ...], inputs: tuple[Any, ...], before: Sequence[tuple[Any, ...]]) -> Joint | None:
+        # Sizes and numbers that were others before are symbols from now on; numbers only where torch can.
+        changed = () if self._binds_numbers else find_changed_numbers(inputs[: self._varying], before)
+        trace = partial(trace_joint, is_function=self._is_function, is_strict=self._is_strict)
+        for numbers in (changed, ()) if changed else ((),):
+            try:
+                with warnings.catch_warnings():
+                    if numbers or self._is_function:
+                        # AOTAutograd says which op it cannot differentiate: by symbols, or what it reads is written
+                        # to.
+                        warnings.simplefilter("ignore")
+                    return trace(self.nodes, key, inputs, before, numbers, self._taken)
+            except UnsupportedError as error:
+                self._binds_numbers |= bool(numbers)
+                reason = str(error)
+        self._failed[key] = reason
+        if not self._is_function:
+            # A function has fusion nodes, each of which is differentiated.
+            counters.count_fallback(reason)
+        return None
 
 
 class Kind:

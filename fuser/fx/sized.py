@@ -17,7 +17,15 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import fx
 
-from fuser.fx.as_called import DIFFERENTIATED_OTHERWISE, computes_idle_vectors, count_laid_out
+from fuser.errors import UnsupportedError
+from fuser.fx.as_called import (
+    DIFFERENTIATED_OTHERWISE,
+    LAID_OUT,
+    VALUES_OF_MATRICES,
+    WARNS,
+    computes_idle_vectors,
+    count_laid_out,
+)
 from fuser.fx.call_kinds import Number, asking_quietly, at_start, find_read, is_like, key_of, lift
 from fuser.fx.effects import calls_torch_alone, is_random
 from fuser.fx.fusion_node import FusionModule
@@ -33,7 +41,7 @@ from fuser.record import NUMBER_TYPES
 from fuser.route import Route, find_route, is_transformed, requires_grad
 from fuser.warming.follow import alone, current, keeping_nothing, stand_in
 
-__all__ = ["SizedGraph", "SizedGraphs", "arranges", "can_be_traced_again", "is_differentiable_at_once"]
+__all__ = ["SizedGraph", "SizedGraphs", "arranges", "can_be_traced_again", "why_not_at_once"]
 
 T = TypeVar("T")
 
@@ -93,15 +101,20 @@ def _find_left(module: fx.GraphModule) -> list[fx.Node]:
     return [node for node in nodes if not node.meta.get(IS_NUMBER) and not _is_fusion(module, node)]
 
 
-def is_differentiable_at_once(nodes: fx.GraphModule) -> bool:
-    """Whether autograd may see one function in place of a graph: gradients of gradients compute it once more.
+def why_not_at_once(nodes: fx.GraphModule) -> str:
+    """Return why autograd is not to see one function in place of a graph, if so.
 
-    So it reads nothing but tensors, asks nothing of autograd itself, and has the gradient's bits.
+    Gradients of gradients compute it once more: it reads nothing but tensors, asks nothing of autograd itself, and has
+    the gradient's bits.
     """
     if not all(isinstance(item, torch.Tensor) for item in find_read(nodes).values()):
-        return False
-    named = [node for node in nodes.graph.nodes if node.op not in {"placeholder", "get_attr", "output"}]
-    return not any(_name(node) in _OF_AUTOGRAD | DIFFERENTIATED_OTHERWISE for node in named)
+        return "it calls modules"
+    named = [_name(node) for node in nodes.graph.nodes if node.op not in {"placeholder", "get_attr", "output"}]
+    asks = next((name for name in named if name in _OF_AUTOGRAD), "")
+    if asks:
+        return f"it asks autograd: {asks}"
+    otherwise = next((name for name in named if name in DIFFERENTIATED_OTHERWISE), "")
+    return f"torch differentiates {otherwise} otherwise where it traces" if otherwise else ""
 
 
 def _may_join(module: fx.GraphModule, node: fx.Node) -> bool:
@@ -148,6 +161,10 @@ def _is_fusion(module: fx.GraphModule, node: fx.Node) -> bool:
     return node.op == "call_module" and isinstance(module.get_submodule(str(node.target)), FusionModule)
 
 
+class _NeverTracedError(UnsupportedError):
+    """There is no graph of any sizes."""
+
+
 class SizedGraphs(Generic[T]):
     """The graphs of one function for calls of known sizes.
 
@@ -166,8 +183,9 @@ class SizedGraphs(Generic[T]):
         self._graphs: dict[tuple[Any, ...], SizedGraph[T]] = {}
         # How many may still be made.
         self._left = MAX_GRAPHS
-        # Kinds of calls that could not be traced.
-        self._failed: set[tuple[Any, ...]] = set()
+        # Kinds of calls that could not be traced, and why; and why no more are.
+        self._failed: dict[tuple[Any, ...], str] = {}
+        self._end = ""
         self._held = find_read(nodes)
 
     def find(self, leaves: Sequence[Any]) -> SizedGraph[T] | None:
@@ -191,8 +209,13 @@ class SizedGraphs(Generic[T]):
         """Take it for no failure of a trace that there was none for a call which fails by itself."""
         given = [*leaves, *self._held.values()]
         if self._failed and _is_plain(given) and (key := key_of(given)) in self._failed:
-            self._failed.discard(key)
+            del self._failed[key]
             self._left += 1
+
+    def why_not(self, leaves: Sequence[Any]) -> str:
+        """Return why such calls have no graph of their own, where torch was asked for one."""
+        given = [*leaves, *self._held.values()]
+        return (_is_plain(given) and self._failed.get(key_of(given))) or self._end
 
     def latest(self) -> SizedGraph[T] | None:
         """Return the graph that was made last."""
@@ -211,22 +234,23 @@ class SizedGraphs(Generic[T]):
         # A number that changes from call to call would be a constant of graphs without end.
         self._left = max(self._left - 1, 0) if len(others) < MAX_NUMBERS else 0
         if len(others) >= MAX_NUMBERS:
+            self._end = "a number of it changes from call to call"
             return None
         try:
-            made = self._trace(leaves)
+            made = self._graphs[key] = self._trace(leaves)
+        except _NeverTracedError as error:
+            self._left, self._end = 0, str(error)
+            return None
         except Exception as error:  # Whatever the reason, the graph for all sizes serves, and says what is wrong.
             if is_of_current_handler(error):
                 raise
-            self._failed.add(key)
+            self._failed[key] = f"{type(error).__name__} in torch's tracing"
             return None
-        if made is None:
-            # Nor for other sizes.
-            self._left = 0
-        else:
-            self._graphs[key] = made
+        if not self._left:
+            self._end = f"it was called in {MAX_GRAPHS} other ways"
         return made
 
-    def _trace(self, leaves: Sequence[Any]) -> SizedGraph[T] | None:
+    def _trace(self, leaves: Sequence[Any]) -> SizedGraph[T]:
         from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415 - brings sympy
 
         numbers = {slot: item for slot, item in enumerate(leaves) if not isinstance(item, torch.Tensor)}
@@ -236,13 +260,11 @@ class SizedGraphs(Generic[T]):
         plain = [*map(at_start, given)]
         function = lift(self.nodes, numbers, [*self._held])
         traced = _trace_plainly(function, mode, [*map(mode.from_tensor, plain)])
-        if traced is None:
-            return None
         drop_idle_copies(traced.graph)
         # What is written to is looked at again, for nobody: a group would return it for that.
         traced.graph.eliminate_dead_code(lambda node: node.is_impure() or is_random(node))
         if computes_idle_vectors(traced.graph):
-            return None
+            raise _NeverTracedError(VALUES_OF_MATRICES)
         module = _reading(traced, self.nodes, numbers, self._held)
         default = torch.get_default_dtype() if any(map(_is_of_default_dtype, module.graph.nodes)) else None
         FusionPass(device_type=self.device_type)(module)
@@ -274,8 +296,8 @@ def _is_plain(given: Sequence[Any]) -> bool:
     return routed.route is Route.KERNEL and all(map(operator.is_, routed.inputs, tensors))
 
 
-def _trace_plainly(function: fx.GraphModule, mode: Any, fakes: Sequence[Any]) -> fx.GraphModule | None:
-    # None where calls do more than to compute tensors: they are to warn of what the trace warns of, to write, and to
+def _trace_plainly(function: fx.GraphModule, mode: Any, fakes: Sequence[Any]) -> fx.GraphModule:
+    # Not where calls do more than to compute tensors: they are to warn of what the trace warns of, to write, and to
     # return what autograd goes on from.
     from torch._subclasses.functional_tensor import (  # noqa: PLC0415 - brings sympy
         FunctionalTensor,
@@ -308,8 +330,13 @@ def _trace_plainly(function: fx.GraphModule, mode: Any, fakes: Sequence[Any]) ->
             if any(map(_writes, traced.graph.nodes)):
                 # To what it made itself, unless it writes to arguments.
                 traced = make_fx(dispatch_functionalize(look, FunctionalTensorMode()))(*fakes)
-    does_more |= any(map(_writes, traced.graph.nodes)) or count_laid_out(traced.graph) > laid_out
-    return None if said or does_more else traced
+    if said:
+        raise _NeverTracedError(WARNS)
+    if does_more or any(map(_writes, traced.graph.nodes)):
+        raise _NeverTracedError("it does more than to compute tensors")
+    if count_laid_out(traced.graph) > laid_out:
+        raise _NeverTracedError(LAID_OUT)
+    return traced
 
 
 def _find_kind(item: torch.Tensor) -> tuple[Any, ...]:

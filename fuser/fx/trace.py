@@ -35,7 +35,7 @@ from fuser.fx.intercept import is_traced
 from fuser.fx.joint import DifferentiableFusion, JointFunction
 from fuser.fx.passes import FusionPass
 from fuser.fx.plain_nodes import answers_for_torch
-from fuser.fx.sized import SizedGraphs, arranges, can_be_traced_again, is_differentiable_at_once
+from fuser.fx.sized import SizedGraphs, arranges, can_be_traced_again, why_not_at_once
 from fuser.fx.tracer import Traced, trace
 from fuser.fx.whole import WholeFusion, find_whole_fusion
 from fuser.graph import FusionGroup
@@ -173,6 +173,11 @@ class FusedFunction(Replayer, Generic[P, R]):
             with torch.no_grad():
                 entry = entry.find_sized(leaves) or entry
         return entry.traced.graph_module, leaves
+
+    def remarks_for(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return why less of a call is fused than could be, as far as it concerns no single node."""
+        key, leaves = self._sort(tuple(args), {**kwargs})
+        return tuple(self._find_trace(key, leaves).remarks(leaves))
 
     def find_whole(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Entry, tuple[Any, ...]] | None:
         """Return the trace that serves a call, if it is one fusion node, and the call's tensors and numbers.
@@ -456,10 +461,11 @@ class FusedFunction(Replayer, Generic[P, R]):
         # are replayed so alone.
         has_derivatives = any(isinstance(item, DifferentiableFusion) for item in traced.graph_module.modules())
         has_derivatives &= all(isinstance(leaf, torch.Tensor) for leaf in leaves)
-        joins = is_differentiated and (is_sized or has_derivatives) and is_differentiable_at_once(nodes)
-        joint = JointFunction(nodes) if joins else None
+        may_join = is_differentiated and (is_sized or has_derivatives)
+        apart = why_not_at_once(nodes) if may_join else ""
+        joint = JointFunction(nodes) if may_join and not apart else None
         if joint is None and (mode.is_differentiated or not is_sized):
-            return self._owned(Entry(traced, None, self._launcher_of(traced, None, key), run, mode))
+            return self._owned(Entry(traced, None, self._launcher_of(traced, None, key), run, mode, apart=apart))
 
         def finish(
             module: fx.GraphModule, default_dtype: torch.dtype | None, holds: Callable[..., bool] | None
