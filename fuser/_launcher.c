@@ -57,8 +57,8 @@ static int (*driver_device)(int *);
 // Records made before this changed are stale.
 static uint64_t generation;
 static unsigned long long launches;
-// The words "out" and "call_anew".
-static PyObject *out_name, *anew_name;
+// The words "out", "call_anew" and "item".
+static PyObject *out_name, *anew_name, *item_name;
 // Stands for a default value or a constant that there is not.
 static PyObject *missing;
 static PyTypeObject *launcher_type;
@@ -559,36 +559,46 @@ static int64_t to_integer(double real) {
   return real >= 9223372036854774784.0 ? 9223372036854774784LL : (int64_t)real;
 }
 
+// Writes a number where it goes, and returns where the next one does; sets an error for one that does not fit.
+static uint64_t *put_number(PyObject *item, char kind, uint64_t *to) {
+  double real;
+  int64_t integer;
+  switch (kind) {
+    case 'f':
+      // An integer that is no double goes the long way.
+      if (PyLong_Check(item) && !is_double(item)) return PyErr_SetNone(PyExc_OverflowError), to;
+      real = PyFloat_AsDouble(item);
+      memcpy(to++, &real, 8);
+      break;
+    case 'c':
+      real = PyComplex_RealAsDouble(item);
+      memcpy(to++, &real, 8);
+      real = PyComplex_ImagAsDouble(item);
+      memcpy(to++, &real, 8);
+      break;
+    case 'b':
+      integer = PyObject_IsTrue(item);
+      memcpy(to++, &integer, 8);
+      break;
+    default:
+      integer = PyFloat_Check(item) ? to_integer(PyFloat_AsDouble(item)) : PyLong_AsLongLong(item);
+      memcpy(to++, &integer, 8);
+  }
+  return to;
+}
+
 // The arguments of one step, after a copy of its template; 0 for a number that does not fit.
 static int pack(const Step *step, const Call *call, const uint64_t *values, uint64_t *arguments) {
   memcpy(arguments, step->arguments, sizeof(uint64_t) * step->argument_words);
   uint64_t *next = arguments + step->first;
   for (int i = 0; i < step->pointer_count; ++i) *next++ = values[step->pointers[i]];
   for (int i = 0; i < step->number_count; ++i) {
-    PyObject *item = call->items[step->numbers[i].index];
-    double real;
-    int64_t integer;
-    switch (step->numbers[i].kind) {
-      case 'f':
-        // An integer that is no double goes the long way.
-        if (PyLong_Check(item) && !is_double(item)) return PyErr_Clear(), 0;
-        real = PyFloat_AsDouble(item);
-        memcpy(next++, &real, 8);
-        break;
-      case 'c':
-        real = PyComplex_RealAsDouble(item);
-        memcpy(next++, &real, 8);
-        real = PyComplex_ImagAsDouble(item);
-        memcpy(next++, &real, 8);
-        break;
-      case 'b':
-        integer = PyObject_IsTrue(item);
-        memcpy(next++, &integer, 8);
-        break;
-      default:
-        integer = PyFloat_Check(item) ? to_integer(PyFloat_AsDouble(item)) : PyLong_AsLongLong(item);
-        memcpy(next++, &integer, 8);
-    }
+    const int index = step->numbers[i].index;
+    // Of a tensor on the CPU, its value.
+    PyObject *item = call->firsts[index] < 0 ? Py_NewRef(call->items[index])
+                                             : PyObject_CallMethodObjArgs(call->items[index], item_name, NULL);
+    if (item) next = put_number(item, step->numbers[i].kind, next);
+    Py_XDECREF(item);
     if (PyErr_Occurred()) return PyErr_Clear(), 0;
   }
   return 1;
@@ -954,7 +964,6 @@ static int fits(const Step *step, const Call *call, int allocation_count, int is
     const Number *number = &step->numbers[i];
     fields += number->kind == 'c' ? 2 : 1;
     if (!strchr("fcib", number->kind) || number->index < 0 || number->index >= call->input_count) return 0;
-    if (call->firsts[number->index] >= 0) return 0;
   }
   for (int i = 0; i < step->pointer_count; ++i) {
     const int place = step->pointers[i];
@@ -1351,10 +1360,11 @@ static struct PyModuleDef module_definition = {PyModuleDef_HEAD_INIT, "fuser._la
 PyMODINIT_FUNC PyInit__launcher(void) {
   out_name = PyUnicode_InternFromString("out");
   anew_name = PyUnicode_InternFromString("call_anew");
+  item_name = PyUnicode_InternFromString("item");
   level_name = PyUnicode_InternFromString("_current_level");
   profiled_name = PyUnicode_InternFromString("_is_profiler_enabled");
   no_level = PyLong_FromLong(-1);
-  if (!out_name || !anew_name || !level_name || !profiled_name || !no_level) return NULL;
+  if (!out_name || !anew_name || !item_name || !level_name || !profiled_name || !no_level) return NULL;
   PyObject *module = PyModule_Create(&module_definition);
   PyObject *type = module ? PyType_FromSpec(&launcher_spec) : NULL;
   if (!type || PyModule_AddObjectRef(module, "Launcher", type)) {

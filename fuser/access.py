@@ -5,7 +5,7 @@ Plain integers in, plain values out; a kernel's text depends on what comes out, 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ __all__ = [
     "Walk",
     "counted_widths",
     "dense_width",
+    "is_askew",
     "plan_walk",
     "power_above",
     "power_below",
@@ -32,6 +33,8 @@ __all__ = [
 VECTOR_BYTES = 16
 # Vectors that read some operand element by element are this long at most: a warp's threads then stay close together.
 GATHER_VECTOR = 4
+# Rows of fewer vectors have too many elements at their ends, which are moved one by one. Measured on an H100.
+LEAST_LEVEL = 32
 # A tile pays from this many elements along both of its dimensions.
 MIN_TILED_SIZE = 32
 # Shared memory that every GPU gives a block without being asked.
@@ -76,6 +79,8 @@ class Tuning(NamedTuple):
     spare: int = 0
     # Whether a thread's vectors lie one behind the other along the second dimension of two.
     is_stacked: bool = False
+    # Whether each row's vectors begin where the output is aligned, the first and the last one being parts.
+    begins_level: bool = False
     # Blocks of a cluster that share a row, each of which keeps its part, or goes over so many elements of it, which are
     # read from the cache when they are read again.
     cluster: int = 1
@@ -166,12 +171,16 @@ def plan_walk(
         common = set()
     wide = [itemsizes[slot] for slot in moving if slot not in common]
     vector = VECTOR_BYTES // max(wide, default=VECTOR_BYTES)
+    may_be_level = num_outputs == 1 and not (tiled or common or space.period)
+    begins_level = may_be_level and _can_be_level(space, itemsizes, vector, widths)
     # Outputs are written whole vectors at a time; an input that cannot be read so is read in pieces.
-    vector = min([vector, *(widths[slot] for slot in moving if slot < num_outputs)])
+    vector = min([vector, *(widths[slot] for slot in moving if slot < num_outputs and not begins_level)])
     widths |= counted_widths(space, len(itemsizes), 0)
     if any(space.strides[slot][0] > 1 for slot in moving):
         vector = min(vector, GATHER_VECTOR)
     tuning = _default_tuning(space, vector, [itemsizes[slot] for slot in moving], rounds)
+    if begins_level:
+        tuning = Tuning(block=128, begins_level=True)
     if tiled:
         sizes = [itemsizes[slot] for slot in tiled]
         tuning = Tuning(block=128 if max(sizes) == 1 else 256, tile=_tile_side(sizes))
@@ -198,6 +207,25 @@ def walk_singly(walk: Walk) -> Walk:
     # What all vectors of a thread have in common rests on how they lie, which is given up here.
     accesses = tuple(item._replace(width=1, is_shared=False) for item in walk.accesses)
     return walk._replace(vector=1, accesses=accesses, tuning=Tuning())
+
+
+def _can_be_level(space: IterationSpace, itemsizes: Sequence[int], vector: int, widths: Mapping[int, int]) -> bool:
+    # Whether rows of narrow elements are to be cut into vectors where the only output is aligned.
+    is_dense = len(space.strides) == len(itemsizes) and all(strides[0] <= 1 for strides in space.strides)
+    has_rows = len(space.sizes) > 1 and space.sizes[0] >= LEAST_LEVEL * vector
+    has_words = 0 in widths and all(vector * itemsizes[slot] >= 4 for slot in widths)
+    return is_dense and has_rows and has_words and is_askew(vector, widths[0], itemsizes[0])
+
+
+def is_askew(vector: int, width: int, itemsize: int) -> bool:
+    """Return whether narrow elements that follow each other are moved from and to anywhere in whole vectors.
+
+    Args:
+        vector: how many there are to a vector.
+        width: how many of them one access may move otherwise.
+        itemsize: bytes of each.
+    """
+    return 4 * width <= vector and itemsize < 4 <= vector * itemsize <= VECTOR_BYTES
 
 
 def _default_tuning(space: IterationSpace, vector: int, itemsizes: Sequence[int], rounds: bool) -> Tuning:

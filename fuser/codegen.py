@@ -290,6 +290,8 @@ def _kinds(args: ArgSpec, body: Loop | RowLoop) -> frozenset[str]:
     rows = args.rows
     asked = {
         "tiles": isinstance(body, Loop) and not body.is_linear,
+        "askew": isinstance(body, Loop) and any(map(body.is_askew, body.operands)),
+        "level": args.tuning.begins_level,
         "lists": args.positions > 0,
         "abreast": args.tuning.leads or args.tuning.follows,
         "tables": args.tuning.looks,

@@ -141,6 +141,9 @@ def _step_counts(source: KernelSource, sizes: Sequence[int]) -> tuple[int, ...]:
     """Return along each dimension how many vectors there are; for a kernel with tiles, how many tiles."""
     tile = source.tuning.tile
     lengths = (tile, tile) if tile else (source.vector,)
+    if source.tuning.begins_level:
+        # A row may begin with one that is the last element of a vector.
+        sizes = (sizes[0] + source.vector - 1, *sizes[1:])
     return tuple(-(-size // length) for size, length in zip(sizes, (*lengths, *(1,) * len(sizes)), strict=False))
 
 

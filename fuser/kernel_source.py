@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from fuser.access import DEFAULT_TUNING, SINGLE, Access, Tuning
+from fuser.access import DEFAULT_TUNING, SINGLE, Access, Tuning, is_askew
 from fuser.cxx.functor import Functor
 from fuser.dtypes import DTypeInfo
 from fuser.kernel_spec import RowSpec
@@ -121,6 +121,12 @@ class Loop:
     def pieces(self) -> tuple[Operand, ...]:
         """The tables of which each vector is a piece."""
         return tuple(operand for operand in self.operands if operand.piece)
+
+    def is_askew(self, item: Operand) -> bool:
+        """Whether an input's vectors begin anywhere; lists ask at run time how their tensors lie."""
+        if item.is_output or item.inner != 1 or item.access.is_transposed or item.is_counter or self.positions:
+            return False
+        return self.tuning.begins_level or is_askew(self.vector, item.access.width, item.info.dtype.itemsize)
 
     @property
     def repeats(self) -> bool:

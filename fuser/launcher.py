@@ -133,9 +133,6 @@ def record_call(
     needs_grad = any(isinstance(item, torch.Tensor) and item.requires_grad for item in items)
     if check is None or (needs_grad and torch.is_grad_enabled()) or not plan.steps:
         return None
-    if any(type(inputs[index]) in TENSOR_TYPES for step in plan.steps for index in step.numbers):
-        # A 0-dim CPU tensor among CUDA ones is read on the host.
-        return None
     is_large = any(8 * len(step.packer.words) > MAX_ARGUMENT_BYTES for step in plan.steps)
     if len(items) + len(plan.outputs) + len(plan.temporaries) + len(plan.workspaces) > MAX_ITEMS or is_large:
         return None

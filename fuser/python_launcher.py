@@ -12,6 +12,7 @@ from torch.autograd import forward_ad
 
 from fuser.access import VECTOR_BYTES
 from fuser.config import config
+from fuser.plan import number_of
 from fuser.record import MISSING, Recorded, Scalars
 
 __all__ = ["PythonLauncher", "guard", "picker"]
@@ -145,6 +146,13 @@ def picker(slots: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
     return lambda items: [items[slot] for slot in slots]
 
 
+def _number_picker(slots: Sequence[int], inputs: Sequence[Any]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    # Of a tensor on the CPU, its value.
+    if not any(isinstance(inputs[slot], torch.Tensor) for slot in slots):
+        return picker(slots)
+    return lambda items: [number_of(items[slot]) for slot in slots]
+
+
 def _make_replay_through(recorded: Recorded, inputs: tuple[Any, ...]) -> Replay:  # noqa: ARG001 - as below
     through, is_grad_enabled, mode = recorded.through, torch.is_grad_enabled, recorded.grad_mode
     assert through is not None, "the caller checked"
@@ -165,7 +173,7 @@ def _make_replay(recorded: Recorded, inputs: tuple[Any, ...]) -> Replay:
             step.packer.pack,
             step.start,
             picker([order[slot] for slot in (*(len(inputs) + slot for slot in step.outputs), *step.inputs)]),
-            picker(step.numbers),
+            _number_picker(step.numbers, inputs),
         )
         for step in recorded.steps
     ]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import ctypes
 import gc
 import pickle
+import struct
 import subprocess
 import sys
 import threading
@@ -707,7 +709,11 @@ def test_replays_run_on_the_tensors_device(kind: str) -> None:
 def test_a_number_in_a_cpu_tensor_is_read_every_time(kind: str) -> None:
     function = make(kind, alpha=2.0)
     x = draw(64, device="cuda")
+    number = torch.tensor(0.25)
+    assert not replays(function, (x, number))
     for value in (0.25, 0.5, 4.0):
+        assert torch.equal(function(x, number.fill_(value)), axpy(x, value))
+        assert replays(function, (x, number))
         assert torch.equal(function(x, torch.tensor(value)), axpy(x, value))
 
 
@@ -886,7 +892,6 @@ MALFORMED: dict[str, tuple[Any, type[Exception]]] = {
     "pointer before the values": (lambda: record(packed=(step(pointers=(-1,)),)), ValueError),
     "pointer of many bits": (lambda: record(packed=(step(pointers=(2**32,)),)), OverflowError),
     "pointer to a number": (lambda: record(packed=(step(pointers=(2, 1)),)), ValueError),
-    "number that is a tensor": (lambda: record(packed=(step(pointers=(), numbers=(0,), letters="f"),)), ValueError),
     "number that is allocated": (lambda: record(packed=(step(pointers=(), numbers=(2,), letters="f"),)), ValueError),
     "letter too many": (lambda: record(packed=(step(letters="f"),)), ValueError),
     "name that is none": (lambda: record(packed=(step(name=5),)), TypeError),
@@ -901,6 +906,24 @@ MALFORMED: dict[str, tuple[Any, type[Exception]]] = {
     ),
     "unknown letter": (lambda: record(packed=(step(pointers=(), numbers=(1,), letters="x"),)), ValueError),
 }
+
+
+@needs_c
+@pytest.mark.parametrize(("letter", "word"), [("f", "d"), ("i", "q"), ("b", "q")])
+def test_the_value_of_a_tensor_goes_where_a_number_does(letter: str, word: str) -> None:
+    seen = list[Any]()
+    kernel = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)(
+        lambda words, _: seen.append(struct.unpack_from(word, ctypes.string_at(words, 24), 16)[0])
+    )
+    address = ctypes.cast(kernel, ctypes.c_void_p).value
+    dtype = {"f": torch.float32, "i": torch.int64, "b": torch.bool}[letter]
+    fast, tensor = launcher._c.Launcher((), ()), torch.tensor(3, dtype=dtype)
+    fast.add(
+        (tensor,), None, None, record(packed=(step(address=address, pointers=(1,), numbers=(0,), letters=letter),))
+    )
+    for value in (3, 0, 1):
+        assert fast.launch((tensor.fill_(value),), None, None) is not None
+    assert seen == [1 if letter == "b" else 3, 0, 1]
 
 
 @needs_c

@@ -88,9 +88,16 @@ def emit_place(loop: Loop) -> str:
         *([f"  {_signed(loop)} left_rows;"] if loop.tuning.tile else []),
         f"  fuser_index {', '.join(names)};",
         *(["  // How far what repeats has come.", "  fuser_index phase;"] if loop.repeats else []),
+        *(_LEVEL if loop.tuning.begins_level else []),
         "};",
     ]
     return _join(lines)
+
+
+_LEVEL = [
+    "  // How many elements the row's vectors begin before it, and how many are missing at the start of this one.",
+    "  int back, skip;",
+]
 
 
 # --- where a thread's vectors are -----------------------------------------------------------------------------------
@@ -106,7 +113,16 @@ def _linear_find(loop: Loop) -> list[str]:
 def _strided_find(loop: Loop) -> list[str]:
     # Vectors are counted through the whole space; each row begins a new one.
     last = loop.rank - 1
-    inside = f"rest < a.count[{last}] ? static_cast<{_signed(loop)}>(a.size[0] - x) : 0"
+    here = f"static_cast<{_signed(loop)}>(a.size[0] - x)"
+    level = []
+    if loop.tuning.begins_level:
+        (output,) = loop.outputs
+        level = [
+            f"  at.back = fuser_beyond_level<{loop.vector}>({output.address} + at.{output.name});",
+            "  at.skip = x == 0 ? at.back : 0;",
+        ]
+        here += " + at.back"
+    inside = f"rest < a.count[{last}] ? {here} : 0"
     return [
         "FUSER_INLINE fuser_place fuser_find(const fuser_args& a, int u) {",
         "  fuser_place at{};",
@@ -114,7 +130,8 @@ def _strided_find(loop: Loop) -> list[str]:
         *indent(_advance(loop, 0, "x", loop.vector)),
         *([f"  rest = rest * {loop.tuning.unroll} + u;"] if loop.tuning.is_stacked else []),
         *(line for dim in range(1, loop.rank) for line in indent(_advance(loop, dim, f"i{dim}"))),
-        f"  at.left = {inside if last else f'static_cast<{_signed(loop)}>(a.size[0] - x)'};",
+        *level,
+        f"  at.left = {inside if last else here};",
         "  return at;",
         "}",
     ]
@@ -204,7 +221,7 @@ def _read(loop: Loop) -> list[str]:
     return [
         f"fuser_place at[{_unroll(loop)}];",
         *(
-            f"fuser_vector<{item.info.storage}, {_length(loop, item)}> {item.name}[{_copies(loop, item)}];"
+            f"{_kind(loop, item)}<{item.info.storage}, {_length(loop, item)}> {item.name}[{_copies(loop, item)}];"
             for item in direct
         ),
         *_each(loop, [f"at[u] = {find};", *(f"{item.name}[u] = {_load(loop, item)};" for item in own)]),
@@ -231,13 +248,15 @@ def _vector(item: Operand) -> str:
 
 
 def _compute(loop: Loop) -> list[str]:
-    lines = ["if (at[u].left <= 0) break;" if not loop.tuning.tile else "if (at[u].left <= 0) continue;"]
+    # Of tiles, and of vectors that begin before their row, the last ones may be empty.
+    lines = [f"if (at[u].left <= 0) {'continue' if loop.tuning.tile or loop.tuning.begins_level else 'break'};"]
     element = {}
     for item in loop.inputs:
         if item.access.is_transposed:
             row = f"read_row<{loop.vector}>({_tile_x(loop)}, {_tile_y(loop)}, at[u].left)"
             lines.append(f"const auto {item.name} = tile_{item.name}.{row};")
         vector = item.name if item.access.is_transposed else _vector(item)
+        vector = f"straight_{item.name}" if loop.is_askew(item) else vector
         element[item.variable] = f"fuser_to_compute({vector}[{'k' if item.inner else '0'}])"
     for item in loop.pieces:
         element[item.variable] = f"fuser_taken<{item.info.storage}>{{{item.name}[u][k]}}"
@@ -245,6 +264,11 @@ def _compute(loop: Loop) -> list[str]:
         lines.append(f"{item.info.storage} {item.name}[{loop.vector}];")
         element[item.variable] = f"{item.name}[k]"
     each = [
+        *(
+            f"const auto straight_{item.name} = {_vector(item)}.straight();"
+            for item in loop.inputs
+            if loop.is_askew(item)
+        ),
         "#pragma unroll",
         f"for (int k = 0; k < {loop.vector}; ++k)",
         # A table has nothing where no element is.
@@ -267,6 +291,9 @@ def _load(loop: Loop, item: Operand) -> str:
         return f"fuser_repeat<{loop.vector}>({_address(loop, item)}, at[u].phase, a.period, at[u].left)"
     if item.inner == 4:
         return f"fuser_last<{loop.vector}>({_address(loop, item)}, at[u].phase, a.period, at[u].left)"
+    if loop.is_askew(item):
+        skip = ", at[u].skip" if loop.tuning.begins_level else ""
+        return f"fuser_load_askew<{loop.vector}>({_address(loop, item)}, at[u].left{skip})"
     width, left = 1 if item.is_counter and item.has_offset else item.access.width, _left(loop, item)
     return f"fuser_load<{_length(loop, item)}, {width}>({_address(loop, item)}, {left})"
 
@@ -275,8 +302,14 @@ def _store(loop: Loop, item: Operand) -> str:
     if item.inner == 2:
         stride = _stride(item, 0)
         return f"fuser_scatter<{loop.vector}>({_address(loop, item)}, {stride}, {item.name}, at[u].left);"
+    if loop.tuning.begins_level:
+        return f"fuser_store_level<{loop.vector}>({_address(loop, item)}, {item.name}, at[u].left, at[u].skip);"
     width, left = item.access.width, _left(loop, item)
     return f"fuser_store<{loop.vector}, {width}>({_address(loop, item)}, {item.name}, {left});"
+
+
+def _kind(loop: Loop, item: Operand) -> str:
+    return "fuser_askew" if loop.is_askew(item) else "fuser_vector"
 
 
 def _left(loop: Loop, item: Operand) -> str:
@@ -287,7 +320,8 @@ def _left(loop: Loop, item: Operand) -> str:
 
 def _address(loop: Loop, item: Operand) -> str:
     if not loop.is_linear:
-        return f"{item.address} + at[u].{item.name}"
+        back = " - at[u].back" if loop.tuning.begins_level and item.inner == 1 else ""
+        return f"{item.address} + at[u].{item.name}{back}"
     return f"{item.address} + at[u].first" if item.inner else item.address
 
 

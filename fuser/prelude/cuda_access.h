@@ -97,6 +97,75 @@ FUSER_INLINE void fuser_store(S* to, const S (&items)[N], I left, bool is_wide =
   }
 }
 
+//@ always if askew
+// A vector that begins anywhere. Its bytes lie in two *granules* of as many bytes, which are aligned: they are read at
+// once, and shifted when the vector is used, so that other reads are on their way meanwhile.
+template <typename S, int N> struct fuser_askew {
+  static constexpr int bytes = N * sizeof(S), W = bytes / 4;
+  unsigned int word[2 * W];
+  // How many bytes of the first granule come before it.
+  unsigned int before;
+
+  FUSER_INLINE fuser_vector<S, N> straight() const {
+    unsigned int made[2 * W];
+#pragma unroll
+    for (int i = 0; i < 2 * W; ++i) made[i] = word[i];
+#pragma unroll
+    for (int step = W / 2; step > 0; step /= 2) {
+#pragma unroll
+      for (int i = 0; i < W + step; ++i) made[i] = before & 4 * step ? made[i + step] : made[i];
+    }
+#pragma unroll
+    for (int i = 0; i < W; ++i) made[i] = __funnelshift_r(made[i], made[i + 1], before % 4 * 8);
+    fuser_vector<S, N> to;
+    memcpy(&to, made, bytes);
+    return to;
+  }
+};
+
+// Reads N elements, of which those from `skip` to `left` are there. Where the second granule may end behind the last one,
+// each is read by itself; no memory begins within a granule.
+template <int N, typename S, typename I>
+FUSER_INLINE fuser_askew<S, N> fuser_load_askew(const S* from, I left, int skip = 0) {
+  typedef fuser_askew<S, N> askew;
+  typedef fuser_vector<unsigned int, askew::W> granule;
+  askew to;
+  to.before = 0;
+  if (skip == 0 && left >= 2 * N - 1) {
+    to.before = reinterpret_cast<size_t>(from) % askew::bytes;
+    const auto granules = reinterpret_cast<const granule*>(reinterpret_cast<const char*>(from) - to.before);
+    const granule first = granules[0];
+    granule second = first;
+    if (to.before) second = granules[1];
+#pragma unroll
+    for (int i = 0; i < askew::W; ++i) {
+      to.word[i] = first.item[i];
+      to.word[askew::W + i] = second.item[i];
+    }
+  } else if (left > skip) {
+    fuser_vector<S, N> own;
+#pragma unroll
+    for (int k = 0; k < N; ++k) own.set(k, from[k < skip || k >= left ? skip : k]);
+    memcpy(to.word, &own, askew::bytes);
+  }
+  return to;
+}
+
+//@ always if level
+// How many elements lie between an address and the last multiple of a vector's bytes before it.
+template <int N, typename S> FUSER_INLINE int fuser_beyond_level(const S* at) {
+  return static_cast<int>(reinterpret_cast<size_t>(at) % (N * sizeof(S)) / sizeof(S));
+}
+// Writes the elements from `skip` to `left` of a vector at such a multiple.
+template <int N, typename S, typename I>
+FUSER_INLINE void fuser_store_level(S* to, const S (&items)[N], I left, int skip) {
+  if (skip == 0) return fuser_store<N, N>(to, items, left);
+#pragma unroll
+  for (int k = 0; k < N; ++k)
+    if (k >= skip && k < left) to[k] = items[k];
+}
+
+//@ always
 // The same for elements that lie apart.
 template <int N, typename S, typename I, typename J>
 FUSER_INLINE fuser_vector<S, N> fuser_gather(const S* from, I stride, J left) {
