@@ -21,7 +21,7 @@ SHAPES = (
     ((5, 7), (-1,)), ((9, 1000), (1,)), ((3, 5000), (1,)), ((2, 20000), (1,)), ((1, 70000), (1,)), ((300, 33), (0,)),
     ((9000, 3), (0,)), ((4, 9, 5, 6), (0, 2, 3)), ((3, 0), (1,)),
 )  # fmt: skip
-POINTWISE = ((64, 64), (33, 130), (3, 1000), (0, 4))
+POINTWISE = ((64, 64), (33, 130), (3, 1000), (3, 1021), (0, 4))
 BROKEN = "template <typename T> T broken(T x) { *reinterpret_cast<volatile T*>(uint64_t(64)) = x; return x; }"
 
 mix = fuser.create_jit_fn("template <typename T> T mix(T x, T y, T by) { return x > y ? x : y * by; }", by=0.5)
