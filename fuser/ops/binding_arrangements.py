@@ -28,9 +28,12 @@ from fuser.ops.table import OPS, dtype_kind, holds_number, op_call
 __all__ = ["arrangement_functions", "is_bound_by_sizes", "is_creation"]
 
 _ATEN = torch.ops.aten
-# What is put together of more parts than this, or of parts of more sizes, takes as many launches.
+# What is put together of more parts than this, or of parts of more sizes, takes as many launches. On a GPU those that
+# torch takes instead read and write all elements again.
 MAX_PARTS = 16
-MAX_SIZES = 2
+MAX_SIZES, MAX_SIZES_ON_GPU = 2, 4
+# Likewise of padded dimensions: corners are further parts.
+MAX_SIDES, MAX_SIDES_ON_GPU = 1, 2
 # As graphs write a slice that has no end.
 _END = (1 << 63) - 1
 
@@ -158,7 +161,8 @@ def _bind_cat(tensors: Any, dim: Any = 0) -> OpCall | None:
     dim %= max(first.dim(), 1)
     known = [value for value in values if value is not None and value.dim() == first.dim() > 0]
     is_one_dtype = len({value.dtype for value in known}) == 1
-    if len(known) < len(values) or not is_one_dtype or len({value.shape[dim] for value in known}) > MAX_SIZES:
+    most = MAX_SIZES_ON_GPU if first.is_cuda else MAX_SIZES
+    if len(known) < len(values) or not is_one_dtype or len({value.shape[dim] for value in known}) > most:
         return None
     return OpCall(cat_function(len(values), dim), tuple(tensors))
 
@@ -260,10 +264,14 @@ def _bind_pad(input: Any, pad: Any, value: Any = 0) -> OpCall | None:  # noqa: A
         return None
     if is_cropped and not sides:
         return OpCall(OPS["clone"].function, (cropped,))
-    # Corners are no parts of their own. With dimensions of one element left, the rest may lie in several formats.
-    if len(sides) != 1 or (is_cropped and known.dim() > 3 and min(sizes) < 2):
+    # With dimensions of one element left, the rest may lie in several formats.
+    most = MAX_SIDES_ON_GPU if known.is_cuda else MAX_SIDES
+    if not 0 < len(sides) <= most or (is_cropped and known.dim() > 3 and min(sizes) < 2):
         return None
-    return _pad(cropped, *sides[0], value, is_contiguous=False)
+    made: Any = cropped
+    for side in sides:
+        made = made and _pad(made, *side, value, is_contiguous=False)
+    return made  # type: ignore[no-any-return]
 
 
 def _bind_repeat(self: Any, repeats: Any) -> OpCall | None:
