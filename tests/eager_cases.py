@@ -782,6 +782,13 @@ CONSTRUCTS: tuple[Construct, ...] = (
         dtypes=(torch.float32,),
     ),
     one(
+        "struct_that_refers",
+        "T s = x; Into<T> a{s, x}; a.add(T(2)); if (x > T(0)) { Into<T> b = a; b.add(s); x += T(1); } a.to -= T(1); "
+        "auto& [to, by] = a; to *= T(3); return s * a.by;",
+        "template <typename T> struct Into { T& to; const T& by; void add(T v) { to += v * by; } };",
+        dtypes=(torch.float32,),
+    ),
+    one(
         "struct_in_struct",
         "O<T> o{{x, T(1)}, T(2)}; o.i.a *= o.c; O<T> q; q = o; q.i.b = T(9); return o.i.a + o.i.b + q.i.b;",
         "template <typename T> struct N { T a, b; }; template <typename T> struct O { N<T> i; T c; };",

@@ -42,7 +42,7 @@ from fuser.eager.storage import (
     make_location,
     zero_of,
 )
-from fuser.eager.types import ArrayOf, ClassType, CppType, PointerTo, describe_type
+from fuser.eager.types import ArrayOf, ClassType, CppType, PointerTo, ReferenceTo, describe_type
 from fuser.eager.walk import class_scope, evaluate, load, locate, number_of, run_block, static_type
 
 __all__ = [
@@ -54,6 +54,7 @@ __all__ = [
     "copy_of",
     "fill",
     "initialise",
+    "member_of",
     "members_of",
     "write",
 ]
@@ -298,9 +299,20 @@ def construct(state: State, kind: ClassType, operands: Sequence[Location]) -> Th
 
 def members_of(state: State, base: Location, kind: ClassType) -> Scope:
     """Return what the functions of an object see."""
-    fields = {name: base.part(number) for number, name in enumerate(kind.fields)}
+    fields = {name: member_of(state, base, number) for number, name in enumerate(kind.fields)}
     fields["this"] = Fixed(Pointer((base,), constant(0, torch.int64), kind))
     return Scope(class_scope(state, kind.struct, dict(kind.bindings)), fields)
+
+
+def member_of(state: State, base: Location, number: int) -> Location:
+    """Return an element, or a field: of one that is a reference what it is bound to."""
+    part = base.part(number)
+    fields = list(base.type.fields.values()) if isinstance(base.type, ClassType) else []
+    if not fields or not isinstance(fields[number], ReferenceTo):
+        return part
+    bound = part.load(state)
+    assert isinstance(bound, Pointer), "fill() made one"
+    return bound.targets[0]
 
 
 def initialise(state: State, kind: CppType, node: Expression) -> Thing:
@@ -337,7 +349,9 @@ def fill(state: State, kind: ArrayOf | ClassType, values: list[Expression]) -> A
     parts: list[Thing] = []
     for number, part in enumerate(kinds):
         default = defaults[number] if defaults else None
-        if not values and default is None:
+        if isinstance(part, ReferenceTo):
+            parts.append(_refer(state, part, values.pop(0) if values else default))
+        elif not values and default is None:
             parts.append(zero_of(part))
         elif values and isinstance(part, ArrayOf | ClassType) and not isinstance(values[0], InitList):
             # The inner braces may be left out.
@@ -348,6 +362,16 @@ def fill(state: State, kind: ArrayOf | ClassType, values: list[Expression]) -> A
             assert item is not None, "one of the two is there"
             parts.append(initialise(state, part, item))
     return Aggregate(kind, tuple(parts))
+
+
+def _refer(state: State, kind: ReferenceTo, node: Expression | None) -> Pointer:
+    # What a member that is a reference holds.
+    if node is None:
+        raise NoTranslation("a member that is a reference, which a constructor binds")
+    target = locate(state, node)
+    if (isinstance(target, Fixed) and not kind.is_const) or target.type != kind.element:
+        raise NoTranslation(f"a member that is a reference to {describe_type(kind.element)}, bound to this")
+    return Pointer((target,), constant(0, torch.int64), kind.element)
 
 
 def write(state: State, location: Location, thing: Thing) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from fuser.cxx.nodes import Conditional, Expression, Index, Member, Name, NamedType, TypeSyntax, Unary
 from fuser.cxx.statements import Alias, Struct
-from fuser.eager.calls import call_operator
+from fuser.eager.calls import call_operator, member_of
 from fuser.eager.data import PLACE, Value, constant, needs_values
 from fuser.eager.limits import find_constant, find_limit
 from fuser.eager.masks import LaneCondition
@@ -98,7 +98,7 @@ def _locate_member(state: State, node: Member) -> Location:
     base, name = locate(state, node.value), node.name
     kind = base.type
     if isinstance(kind, ClassType) and name in kind.fields:
-        return base.part(list(kind.fields).index(name))
+        return member_of(state, base, list(kind.fields).index(name))
     raise NoTranslation(f"the member {name!r} of {describe_type(kind)}")
 
 

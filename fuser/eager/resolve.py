@@ -23,7 +23,7 @@ from fuser.cxx.statements import Alias, Struct
 from fuser.eager.data import PLACE, Value, constant
 from fuser.eager.state import Scope, State
 from fuser.eager.storage import NoTranslation, SubstitutionError
-from fuser.eager.types import CPP_TYPES, ArrayOf, ClassType, CppType, LimitsOf, PointerTo
+from fuser.eager.types import CPP_TYPES, ArrayOf, ClassType, CppType, LimitsOf, PointerTo, ReferenceTo
 from fuser.eager.walk import class_scope, number_of, static_type
 
 __all__ = ["argument_key", "deduce", "instantiate", "resolve", "resolve_argument"]
@@ -137,8 +137,13 @@ def instantiate(
         special = _find_special(state, struct, [value for _, value in frozen])
     with state.within(class_scope(state, special, bindings)):
         # One that is specialised keeps the template's arguments: they are deduced from it as from any other.
-        fields = {field.name: resolve(state, field.type) for field in special.fields}
+        fields = {field.name: _field_type(state, field.type) for field in special.fields}
     return ClassType(special, frozen, fields)
+
+
+def _field_type(state: State, node: TypeSyntax) -> CppType:
+    kind = resolve(state, node)
+    return ReferenceTo(kind, node.is_const) if isinstance(node, ReferenceType) else kind
 
 
 def _bind(

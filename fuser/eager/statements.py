@@ -24,7 +24,7 @@ from fuser.cxx.statements import (
     Switch,
     While,
 )
-from fuser.eager.calls import construct, convert_implicitly, copy_closure, copy_of, fill, initialise
+from fuser.eager.calls import construct, convert_implicitly, copy_closure, copy_of, fill, initialise, member_of
 from fuser.eager.data import PLACE, Value
 from fuser.eager.loops import run_do, run_for, run_range, run_while
 from fuser.eager.masks import NONE, Frame, LaneCondition, Mask, any_of, both_of
@@ -94,7 +94,7 @@ def _bind_parts(state: State, item: Declarator) -> None:
         raise NoTranslation(f"{len(item.bindings)} names for {whole.length} parts")
     is_copy = not isinstance(item.type, ReferenceType)
     for number, name in enumerate(item.bindings):
-        part = whole.part(number)
+        part = member_of(state, whole, number)
         state.scope.names[name] = copy_of(state, part) if is_copy else part
 
 

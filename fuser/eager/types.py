@@ -20,6 +20,7 @@ __all__ = [
     "FunctionType",
     "LimitsOf",
     "PointerTo",
+    "ReferenceTo",
     "describe_type",
     "trait",
 ]
@@ -38,6 +39,13 @@ class PointerTo:
     """``element*``."""
 
     element: CppType
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceTo(PointerTo):
+    """``element&`` as a member, which is kept as a pointer; any other reference is the place that it is bound to."""
+
+    is_const: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
