@@ -789,6 +789,13 @@ CONSTRUCTS: tuple[Construct, ...] = (
         dtypes=(torch.float32,),
     ),
     one(
+        "loop_over_pairs",
+        "P<T> p[2] = {{x, T(1)}, {T(2), x}}; for (auto& [a, b] : p) a += b; T s = T(0); "
+        "for (const auto& [a, b] : p) s += a * b; for (auto [a, b] : p) { a += T(1); s += a; } return s + p[0].a;",
+        "template <typename T> struct P { T a; T b; };",
+        dtypes=(torch.float32,),
+    ),
+    one(
         "struct_in_struct",
         "O<T> o{{x, T(1)}, T(2)}; o.i.a *= o.c; O<T> q; q = o; q.i.b = T(9); return o.i.a + o.i.b + q.i.b;",
         "template <typename T> struct N { T a, b; }; template <typename T> struct O { N<T> i; T c; };",

@@ -173,9 +173,8 @@ def _for(reader: Reader, node: tree_sitter.Node) -> For:
 def _range_for(reader: Reader, node: tree_sitter.Node) -> RangeFor:
     array, declarator = read_expression(reader, field(node, "right")), field(node, "declarator")
     with reader.scope():
-        name, spelled = read_declarator(reader, declarator, read_type(reader, field(node, "type")))
-        reader.declare(name, "value")
-        variable = Declarator(reader.place(declarator), name, spelled, None)
+        kind, is_const = read_type(reader, field(node, "type")), has_word(node, "const")
+        variable = _declarator(reader, declarator, kind, None, is_const)
         return RangeFor(reader.place(node), variable, array, _branch(reader, field(node, "body")))
 
 

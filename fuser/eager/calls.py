@@ -22,6 +22,7 @@ from fuser.cxx.nodes import (
     ReferenceType,
     walk,
 )
+from fuser.cxx.statements import Declarator
 from fuser.eager.data import PLACE, Value, constant, needs_values
 from fuser.eager.masks import Frame, any_lane, both_of
 from fuser.eager.math import functions
@@ -46,6 +47,7 @@ from fuser.eager.types import ArrayOf, ClassType, CppType, PointerTo, ReferenceT
 from fuser.eager.walk import class_scope, evaluate, load, locate, number_of, run_block, static_type
 
 __all__ = [
+    "bind_parts",
     "call_functions",
     "call_operator",
     "construct",
@@ -313,6 +315,16 @@ def member_of(state: State, base: Location, number: int) -> Location:
     bound = part.load(state)
     assert isinstance(bound, Pointer), "fill() made one"
     return bound.targets[0]
+
+
+def bind_parts(state: State, item: Declarator, whole: Location) -> None:
+    """Declare the names of ``auto [a, b]``, or ``auto& [a, b]``, for the parts of a struct or an array."""
+    if whole.length != len(item.bindings):
+        raise NoTranslation(f"{len(item.bindings)} names for {whole.length} parts")
+    is_copy = not isinstance(item.type, ReferenceType)
+    for number, name in enumerate(item.bindings):
+        part = member_of(state, whole, number)
+        state.scope.names[name] = copy_of(state, part) if is_copy else part
 
 
 def initialise(state: State, kind: CppType, node: Expression) -> Thing:

@@ -7,13 +7,13 @@ from typing import Any
 
 from fuser.cxx.builtin_types import AUTO
 from fuser.cxx.nodes import ReferenceType, Statement
-from fuser.cxx.statements import DoWhile, For, RangeFor, While
-from fuser.eager.calls import write
+from fuser.cxx.statements import Declarator, DoWhile, For, RangeFor, While
+from fuser.eager.calls import bind_parts, write
 from fuser.eager.data import PLACE, needs_values
 from fuser.eager.masks import NONE, Chain, Frame, LaneCondition, Mask, any_lane, both_of
 from fuser.eager.resolve import resolve
 from fuser.eager.state import Scope, State
-from fuser.eager.storage import make_location
+from fuser.eager.storage import Location, make_location
 from fuser.eager.walk import decide, evaluate, load, locate, run, truth_of
 
 __all__ = ["run_do", "run_for", "run_range", "run_while"]
@@ -54,13 +54,20 @@ def run_range(state: State, node: RangeFor) -> None:
             if state.mask is NONE:
                 break
             _count_iteration(state, node)
-            location = part = whole.part(number)
-            if not isinstance(node.variable.type, ReferenceType):
-                kind = resolve(state, node.variable.type)
-                location = make_location(part.type if kind is AUTO else kind, state.frames[-1])
-                write(state, location, load(state, part))
-            state.scope.names[node.variable.name] = location
+            _declare_element(state, node.variable, whole.part(number))
             _run_body(state, node.body)
+
+
+def _declare_element(state: State, variable: Declarator, element: Location) -> None:
+    if variable.bindings:
+        bind_parts(state, variable, element)
+        return
+    location = element
+    if not isinstance(variable.type, ReferenceType):
+        kind = resolve(state, variable.type)
+        location = make_location(element.type if kind is AUTO else kind, state.frames[-1])
+        write(state, location, load(state, element))
+    state.scope.names[variable.name] = location
 
 
 def _loop(

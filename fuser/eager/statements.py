@@ -24,7 +24,7 @@ from fuser.cxx.statements import (
     Switch,
     While,
 )
-from fuser.eager.calls import construct, convert_implicitly, copy_closure, copy_of, fill, initialise, member_of
+from fuser.eager.calls import bind_parts, construct, convert_implicitly, copy_closure, fill, initialise
 from fuser.eager.data import PLACE, Value
 from fuser.eager.loops import run_do, run_for, run_range, run_while
 from fuser.eager.masks import NONE, Frame, LaneCondition, Mask, any_of, both_of
@@ -45,7 +45,8 @@ def _run_declaration(state: State, node: Declaration) -> None:
     for item in node.declarators:
         PLACE.set(item.place)
         if item.bindings:
-            _bind_parts(state, item)
+            assert item.value is not None, "the grammar wants one"
+            bind_parts(state, item, locate(state, item.value))
         else:
             state.scope.names[item.name] = _declare(state, item)
 
@@ -85,17 +86,6 @@ def _declare_only(state: State, kind: CppType) -> Location:
     elif isinstance(kind, ClassType) and any(field.value is not None for field in kind.struct.fields):
         location.store(state, fill(state, kind, []))
     return location
-
-
-def _bind_parts(state: State, item: Declarator) -> None:
-    assert item.value is not None, "the grammar wants one"
-    whole = locate(state, item.value)
-    if whole.length != len(item.bindings):
-        raise NoTranslation(f"{len(item.bindings)} names for {whole.length} parts")
-    is_copy = not isinstance(item.type, ReferenceType)
-    for number, name in enumerate(item.bindings):
-        part = member_of(state, whole, number)
-        state.scope.names[name] = copy_of(state, part) if is_copy else part
 
 
 def _run_alias(state: State, node: Alias) -> None:
