@@ -796,6 +796,14 @@ CONSTRUCTS: tuple[Construct, ...] = (
         dtypes=(torch.float32,),
     ),
     one(
+        "struct_of_a_number",
+        "V<T, 2> a{{x, T(2)}}, b{{T(3), x}}; V<T, 1 + 1> c = b; return a.dot(c) + total(a, b);",
+        "template <typename T, int N> struct V { T d[N]; T dot(const V<T, N>& o) const { T s = 0; for (int i = 0; i < "
+        "N; ++i) s += d[i] * o.d[i]; return s; } };\n"
+        "template <typename T, int N> T total(V<T, N> a, const V<T, N>& b) { return a.dot(b) * T(N) + a.dot(a); }",
+        dtypes=(torch.float32,),
+    ),
+    one(
         "struct_in_struct",
         "O<T> o{{x, T(1)}, T(2)}; o.i.a *= o.c; O<T> q; q = o; q.i.b = T(9); return o.i.a + o.i.b + q.i.b;",
         "template <typename T> struct N { T a, b; }; template <typename T> struct O { N<T> i; T c; };",

@@ -27,7 +27,7 @@ from fuser.eager.data import PLACE, Value, constant, needs_values
 from fuser.eager.masks import Frame, any_lane, both_of
 from fuser.eager.math import functions
 from fuser.eager.promotion import convert
-from fuser.eager.resolve import argument_key, deduce, resolve, resolve_argument
+from fuser.eager.resolve import deduce, resolve, resolve_argument
 from fuser.eager.stack import MAX_DEPTH, deep_stack
 from fuser.eager.state import Scope, State
 from fuser.eager.storage import (
@@ -43,7 +43,7 @@ from fuser.eager.storage import (
     make_location,
     zero_of,
 )
-from fuser.eager.types import ArrayOf, ClassType, CppType, PointerTo, ReferenceTo, describe_type
+from fuser.eager.types import ArrayOf, ClassType, CppType, PointerTo, ReferenceTo, argument_key, describe_type
 from fuser.eager.walk import class_scope, evaluate, load, locate, number_of, run_block, static_type
 
 __all__ = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -23,10 +23,19 @@ from fuser.cxx.statements import Alias, Struct
 from fuser.eager.data import PLACE, Value, constant
 from fuser.eager.state import Scope, State
 from fuser.eager.storage import NoTranslation, SubstitutionError
-from fuser.eager.types import CPP_TYPES, ArrayOf, ClassType, CppType, LimitsOf, PointerTo, ReferenceTo
+from fuser.eager.types import (
+    CPP_TYPES,
+    ArrayOf,
+    ClassType,
+    CppType,
+    LimitsOf,
+    PointerTo,
+    ReferenceTo,
+    argument_key,
+)
 from fuser.eager.walk import class_scope, number_of, static_type
 
-__all__ = ["argument_key", "deduce", "instantiate", "resolve", "resolve_argument"]
+__all__ = ["deduce", "instantiate", "resolve", "resolve_argument"]
 
 
 def resolve(state: State, node: TypeSyntax) -> CppType:
@@ -164,11 +173,6 @@ def _find_special(state: State, struct: Struct, arguments: list[Any]) -> Struct:
     # The specialisation for these arguments; the template itself if there is none.
     known: dict[Any, Struct] = state.globals.find(f"{struct.name}<>") or {}
     return known.get(argument_key(arguments), struct)
-
-
-def argument_key(arguments: Sequence[Any]) -> tuple[Any, ...]:
-    """Return what is equal for equal template arguments: of constants, their types have no say."""
-    return tuple(int(item.data) if isinstance(item, Value) else item for item in arguments)
 
 
 def deduce(node: TypeSyntax, kind: CppType, names: set[str], bindings: dict[str, Any]) -> bool:

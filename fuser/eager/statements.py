@@ -28,10 +28,10 @@ from fuser.eager.calls import bind_parts, construct, convert_implicitly, copy_cl
 from fuser.eager.data import PLACE, Value
 from fuser.eager.loops import run_do, run_for, run_range, run_while
 from fuser.eager.masks import NONE, Frame, LaneCondition, Mask, any_of, both_of
-from fuser.eager.resolve import argument_key, instantiate, resolve, resolve_argument
+from fuser.eager.resolve import instantiate, resolve, resolve_argument
 from fuser.eager.state import Scope, State
 from fuser.eager.storage import Closure, Fixed, Location, NoTranslation, Thing, choose, make_location
-from fuser.eager.types import ArrayOf, ClassType, CppType
+from fuser.eager.types import ArrayOf, ClassType, CppType, argument_key
 from fuser.eager.values import binary, either
 from fuser.eager.walk import decide, evaluate, locate, number_of, run, run_all, run_block
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -11,6 +11,7 @@ import torch
 from fuser.cxx.builtin_types import NoValue
 from fuser.cxx.nodes import FunctionDefinition
 from fuser.cxx.statements import Struct
+from fuser.eager.data import Value
 
 __all__ = [
     "CPP_TYPES",
@@ -21,6 +22,7 @@ __all__ = [
     "LimitsOf",
     "PointerTo",
     "ReferenceTo",
+    "argument_key",
     "describe_type",
     "trait",
 ]
@@ -63,10 +65,13 @@ class ClassType:
         return tuple(function for function in self.struct.functions if function.name == name)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ClassType) and (self.struct, self.bindings) == (other.struct, other.bindings)
+        return isinstance(other, ClassType) and self.struct == other.struct and self._key() == other._key()
 
     def __hash__(self) -> int:
         return hash((self.struct.name, self.struct.place))
+
+    def _key(self) -> tuple[Any, ...]:
+        return argument_key([item for _, item in self.bindings])
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,11 @@ CppType: TypeAlias = "torch.dtype | ArrayOf | PointerTo | ClassType | FunctionTy
 
 # For isinstance().
 CPP_TYPES = (torch.dtype, ArrayOf, PointerTo, ClassType, FunctionType, LimitsOf, NoValue)
+
+
+def argument_key(arguments: Sequence[Any]) -> tuple[Any, ...]:
+    """Return what is equal for equal template arguments: of constants, their types have no say."""
+    return tuple(int(item.data) if isinstance(item, Value) else item for item in arguments)
 
 
 def describe_type(kind: CppType) -> str:
