@@ -289,11 +289,20 @@ def _settle(item: Any) -> Any:
 def _read_dims(name: str, dim: Any) -> tuple[int, ...] | None:
     found = []
     for item in dim if isinstance(dim, tuple | list) else () if dim is None else (dim,):
-        if isinstance(item, bool) or not hasattr(item, "__index__") or isinstance(item, torch.Tensor):
+        index = _index_of(item)
+        if index is None:
             raise ArgumentError(f"{name}: dim must be an int or a tuple of ints, got {describe_type(item)} ({item!r})")
-        found.append(operator.index(item))
+        found.append(index)
     # As torch has it, none are all.
     return tuple(sorted(found)) or None
+
+
+def _index_of(item: Any) -> int | None:
+    # Arrays of numpy have an index where they are one integer.
+    try:
+        return None if isinstance(item, bool | torch.Tensor) else operator.index(item)
+    except TypeError:
+        return None
 
 
 def _read_identity(identity: Any) -> tuple[Number, ...]:

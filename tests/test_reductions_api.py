@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import FrozenInstanceError
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
@@ -453,6 +454,7 @@ def test_an_identity_must_be_given() -> None:
         ({"dim": 1.0}, ArgumentError, "got float"),
         ({"dim": (0, "1")}, ArgumentError, "got str"),
         ({"dim": torch.tensor(1)}, ArgumentError, "got torch.Tensor"),
+        ({"dim": np.array([0, 1])}, ArgumentError, "dim must be an int or a tuple of ints, got numpy.ndarray"),
         ({"keepdim": 1}, ArgumentError, "keepdim must be a bool, got int"),
         ({"axis": 1}, ArgumentError, r"add\(x\) has no scalar 'axis'"),
     ],
