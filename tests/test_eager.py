@@ -614,6 +614,18 @@ UNTRANSLATABLE = [
         4,
         "a reference to what a function returns",
     ),
+    (
+        "T y = x;\n  auto last = [&]() -> T& { return y; };\n  const T& r = last();\n  y = 5;\n  return r;",
+        4,
+        10,
+        "a reference to what a function returns",
+    ),
+    (
+        "struct S { T v; const T& get() { return v; } };\n  S s{x};\n  const T& r = s.get();\n  s.v = 5;\n  return r;",
+        4,
+        10,
+        "a reference to what a function returns",
+    ),
     ("long double y = x; return T(y);", 2, 34, "the type 'long double'"),
     ("return pick(x, x);", 2, 41, "the call of 'pick' with these arguments"),
     ("return twice(x, x);", 2, 41, "the call of 'twice' with these arguments"),

@@ -30,6 +30,7 @@ from fuser.cxx.nodes import (
     Increment,
     Name,
     NamedType,
+    ReferenceType,
     Statement,
     Unary,
     walk,
@@ -133,7 +134,8 @@ class _Paths:
         self.tests: list[Expression] = []
         anyway: _Ways = frozenset({frozenset()})
         missing = dict.fromkeys(self.outputs, anyway)
-        kind = function.result.name if isinstance(function.result, NamedType) and not function.result.member else ""
+        result = function.result.target if isinstance(function.result, ReferenceType) else function.result
+        kind = result.name if isinstance(result, NamedType) and not result.member else ""
         returns_value = any(isinstance(item, Return) and item.value is not None for item in inside)
         # An alias, a member of a template or a helper's parameter may be void.
         own = self.numbers if function is program.entry else NUMBERS

@@ -22,6 +22,7 @@ from fuser.cxx.nodes import (
     Name,
     NamedType,
     Parameter,
+    ReferenceType,
     Statement,
     TemplateParameter,
     TypeSyntax,
@@ -189,6 +190,8 @@ def _function(
         outer = field(node, "declarator")
         if outer.type == "pointer_declarator":
             raise reader.refuse(outer, "a function that returns a pointer")
+        if outer.type == "reference_declarator":
+            result = ReferenceType(result.place, result, has_word(node, "const"))
         block = read_block(reader, body)
         block = Block(block.place, (*_initialisers(reader, node), *block.statements))
         return FunctionDefinition(reader.place(node), name, template, parameters, result, block)

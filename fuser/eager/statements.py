@@ -7,7 +7,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fuser.cxx.builtin_types import AUTO, VOID
-from fuser.cxx.nodes import ArrayType, Block, InitList, ReferenceType, Statement
+from fuser.cxx.nodes import (
+    ArrayType,
+    Block,
+    Call,
+    Expression,
+    FunctionDefinition,
+    InitList,
+    Member,
+    Name,
+    ReferenceType,
+    Statement,
+)
 from fuser.cxx.statements import (
     Alias,
     Break,
@@ -58,7 +69,8 @@ def _declare(state: State, item: Declarator) -> Location:
         location = locate(state, value)
         if not isinstance(location, Fixed):
             return location
-        if not (spelled.is_const or spelled.is_rvalue or isinstance(location.thing, Closure)):
+        may_copy = spelled.is_const or spelled.is_rvalue or isinstance(location.thing, Closure)
+        if not may_copy or _gives_place(state, value):
             # C++ has a place there, which others may write to.
             PLACE.set(item.place)
             raise NoTranslation("a reference to what a function returns")
@@ -76,6 +88,20 @@ def _declare(state: State, item: Declarator) -> Location:
     PLACE.set(item.place)
     location.store(state, thing)
     return location
+
+
+def _gives_place(state: State, node: Expression) -> bool:
+    # Whether it calls what returns a reference.
+    functions: tuple[FunctionDefinition, ...] = ()
+    called = node.function if isinstance(node, Call) else None
+    if isinstance(called, Member):
+        kind = locate(state, called.value).type
+        functions = kind.named(called.name) if isinstance(kind, ClassType) else ()
+    elif isinstance(called, Name):
+        found = state.scope.find(called.name)
+        is_lambda = isinstance(found, Fixed) and isinstance(found.thing, Closure)
+        functions = (found.thing.syntax.function,) if is_lambda else state.program.functions.get(called.name, ())
+    return any(isinstance(item.result, ReferenceType) for item in functions)
 
 
 def _declare_only(state: State, kind: CppType) -> Location:
