@@ -1163,6 +1163,10 @@ def transforms(x: Any) -> Any:
     return torch.func.vmap(torch.relu)(x)  # the transform
 
 
+def chooses(x: Any) -> Any:
+    return torch.cond(x.sum() > 0, torch.relu, torch.neg, (x,))  # the choice
+
+
 def yields(x: Any) -> Any:  # the generator
     yield x
 
@@ -1179,6 +1183,7 @@ ERRORS = {
     ranges: ("index or a count", "the range"),
     nested: ("torch.where", "the branch"),
     transforms: ("cannot trace this", "the transform"),
+    chooses: ("got Proxy(gt); leave this part out", "the choice"),
     yields: ("of type generator into a graph, as a result", "the generator"),
     collects: ("lists, tuples, dicts", "the set"),
 }

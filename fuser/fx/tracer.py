@@ -500,9 +500,10 @@ def _is_of_tracing(error: Exception) -> bool:
 
 
 def _describe_failure(error: Exception) -> str:
-    # What C code, torch's transforms and NumPy say of a symbol tells nobody what to do.
+    # What C code, torch's transforms and NumPy say of a symbol tells nobody what to do; some of it ends in a full stop.
+    said = str(error).rstrip(".")
     return (
-        f"fuse cannot trace this: {error}; leave this part out of the fused function, or in a function of its own that "
+        f"fuse cannot trace this: {said}; leave this part out of the fused function, or in a function of its own that "
         "torch.fx.wrap hides"
     )
 
