@@ -77,6 +77,9 @@ class Backend(Protocol):
     def target(self, device_index: int | None) -> str:
         """Return what code is made for: a GPU architecture (sm_90), or the host."""
 
+    def maker(self) -> tuple[str, ...] | None:
+        """Return who compiles, as texts that differ where kernels of one text may; None where nobody does."""
+
     def load_compiler(self) -> None:
         """Find, and load, what compiles, if it can be had: that takes as long as a small kernel."""
 

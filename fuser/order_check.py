@@ -19,7 +19,7 @@ from fuser import counters, disk_cache, log
 from fuser import torch_ops as ops
 from fuser._version import __version__
 from fuser.combining import Reduction
-from fuser.compiler import map_side_by_side, register
+from fuser.compiler import backend_for, map_side_by_side, register
 from fuser.cuda.aten_orders import coalesce
 from fuser.disk_cache import CacheKey
 from fuser.errors import CaptureError, NoCompileError
@@ -33,7 +33,7 @@ from fuser.process import Lock, planning
 from fuser.row_orders import torchs_order
 from fuser.tensor_desc import TensorDesc, describe, lies_for_vectors
 
-__all__ = ["OrderCase", "find_verdict", "installation", "is_kept"]
+__all__ = ["OrderCase", "find_verdict", "is_kept", "verdict_key"]
 
 # How many rows are compared, at least as many as it takes for the schedule to be the same.
 ROWS = (3, 8, 33, 128, 512, 600, 1024, 2048, 4096)
@@ -84,7 +84,7 @@ class OrderCase(NamedTuple):
         """Under which the verdict is kept: of sizes, only the length of rows is part of it."""
         form = replace(self.function, reduction=None) if self.function.reduction else self.function
         kind = (str(form.to_json()), str([item.dtype for item in self.tensors]), str(tuple(map(_kind_of, self.orders))))
-        return CacheKey.build(("order", *installation(self.device), *kind, self.length()), ())
+        return verdict_key(self.device, "order", *kind, self.length())
 
     def length(self) -> str:
         """Return what lengths of rows have in common that share a verdict."""
@@ -208,8 +208,16 @@ class OrderCase(NamedTuple):
         ]
 
 
-def installation(device: torch.device) -> tuple[str, ...]:
-    """Return what torch's orders may depend on beside what is computed: the versions, and the device."""
+def verdict_key(device: torch.device, *what: str) -> CacheKey:
+    """Return under which it is kept what a comparison with torch on a device came to; ``what`` says of what.
+
+    What was compared is what a compiler made of a text: another one's kernels are compared again.
+    """
+    return CacheKey.build((*what, *_installation(device)), backend_for(device.type).maker())
+
+
+def _installation(device: torch.device) -> tuple[str, ...]:
+    # What torch's orders may depend on beside what is computed: the versions, and the device.
     versions = (__version__, torch.__version__, str(torch.version.cuda))
     if device.type != "cuda":
         return (*versions, "cpu", torch.backends.cpu.get_cpu_capability(), str(torch.get_num_threads()))

@@ -31,6 +31,7 @@ from fuser.cpu import backend as cpu_backend
 from fuser.disk_cache import CacheKey, load_or_make
 from fuser.errors import CacheError, CacheWarning, CompilerTimeoutError, FallbackWarning
 from fuser.kernel_cache import SpecCache
+from fuser.order_check import verdict_key
 
 KINDS = [
     pytest.param("cpu", marks=pytest.mark.cpu),
@@ -501,6 +502,14 @@ def test_all_that_changes_code_is_part_of_the_key(
     assert {key.wanted for key in others} == {first.wanted}
     assert len({key.maker for key in [first, *others]}) == 1 + len(others)
     assert look(cxx="/nowhere/g++") == CacheKey(first.wanted, None)
+    # What a comparison with torch came to is about one compiler's kernels.
+    verdicts = list[CacheKey]()
+    for command in ("g++", "g++ -DSOME", "/nowhere/g++"):
+        with config.patch(cxx=command):
+            verdicts.append(verdict_key(torch.device("cpu"), "sum"))
+    assert len({key.wanted for key in verdicts}) == 1
+    assert len({key.maker for key in verdicts}) == 3
+    assert verdicts[-1].maker is None
 
 
 @pytest.mark.nvrtc
@@ -517,10 +526,10 @@ def test_all_that_changes_a_cubin_is_part_of_its_key(monkeypatch: pytest.MonkeyP
         patch.setattr(backend, "__version__", "0")
         others.append(backend._cache_key(source, "sm_90"))
     assert len({key.wanted for key in [first, *others]}) == 1 + len(others)
-    library, size, changed = backend._identify_nvrtc() or ()
+    library, size, changed = backend.identify_nvrtc() or ()
     makers = {first.maker}
     for identity in ((f"{library}.1", size, changed), (library, size, "1"), None):
-        monkeypatch.setattr(backend, "_identify_nvrtc", lambda identity=identity: identity)
+        monkeypatch.setattr(backend, "identify_nvrtc", lambda identity=identity: identity)
         key = backend._cache_key(source, "sm_90")
         assert key.wanted == first.wanted
         makers.add(key.maker)

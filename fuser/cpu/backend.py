@@ -82,6 +82,11 @@ class Compiler:
         return "clang" in self.version
 
     @property
+    def identity(self) -> tuple[str, ...]:
+        """Which one it is: what may make another kernel of the same text differs in this."""
+        return (*self.command, self.version, *self.files)
+
+    @property
     def title(self) -> str:
         """What it calls itself, in one line; wrappers may say nothing."""
         return next(iter(self.version.splitlines()), shlex.join(self.command))
@@ -95,6 +100,12 @@ class CpuBackend:
     def target(self, device_index: int | None) -> str:  # noqa: ARG002 - one host
         """Return what code is made for: this host's instruction set."""
         return host_identity()
+
+    def maker(self) -> tuple[str, ...] | None:
+        """Return which compiler there is."""
+        with suppress(CompilerNotFoundError, CompilerFailedError):
+            return find_compiler(config.cxx).identity
+        return None
 
     def load_compiler(self) -> None:
         """Ask the compiler for its version."""
@@ -110,7 +121,7 @@ class CpuBackend:
             compiler = find_compiler(config.cxx)
             # Which kernels have the flag for casts is looked up where they are compiled: texts decide.
             flags = (*kernel_flags(compiler, source), KEEPS_CASTS)
-            maker = (*compiler.command, compiler.version, *compiler.files, *flags)
+            maker = (*compiler.identity, *flags)
         key = CacheKey.build(("cpu", __version__, target, source.numerics, source.text), maker)
 
         def load(image: bytes) -> CpuKernel:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-from functools import cache
 from itertools import takewhile
 
 import torch
@@ -13,7 +12,7 @@ from fuser import counters
 from fuser._version import __version__
 from fuser.cuda.dialect import DIALECT
 from fuser.cuda.fused_kernel import CudaKernel
-from fuser.cuda.nvrtc import NvrtcError, compile_text, find_nvrtc, load_kernel, nvrtc_version
+from fuser.cuda.nvrtc import NvrtcError, compile_text, identify_nvrtc, load_kernel, nvrtc_version
 from fuser.disk_cache import CacheKey, load_or_make
 from fuser.dump import dump
 from fuser.errors import CaptureError, CompilerFailedError, CompilerNotFoundError, Diagnostic
@@ -45,10 +44,14 @@ class CudaBackend:
         major, minor = torch.cuda.get_device_capability(device_index)
         return f"sm_{major}{minor}"
 
+    def maker(self) -> tuple[str, ...] | None:
+        """Return which NVRTC there is."""
+        return identify_nvrtc()
+
     def load_compiler(self) -> None:
         """Load NVRTC."""
         with ignoring(ImportError, OSError, RuntimeError):
-            _identify_nvrtc()
+            identify_nvrtc()
             nvrtc_version()
 
     def compile(self, source: KernelSource, target: str) -> CudaKernel:
@@ -171,17 +174,4 @@ def _omissions(source: KernelSource) -> tuple[str, ...]:
 
 def _cache_key(source: KernelSource, target: str) -> CacheKey:
     wanted = ("cuda", __version__, *_options(target, source.numerics), source.text)
-    return CacheKey.build(wanted, _identify_nvrtc())
-
-
-@cache
-def _identify_nvrtc() -> tuple[str, ...] | None:
-    """Return which file NVRTC is, as it is now; None where there is none."""
-    try:
-        library = find_nvrtc().resolve()
-        status = library.stat()
-    except (ImportError, OSError, RuntimeError) as error:
-        if is_of_signal_handler(error):
-            raise
-        return None
-    return (str(library), str(status.st_size), str(status.st_mtime_ns))
+    return CacheKey.build(wanted, identify_nvrtc())

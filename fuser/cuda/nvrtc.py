@@ -11,11 +11,12 @@ import site
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from fuser.process import is_of_signal_handler
 
-__all__ = ["LoadedKernel", "NvrtcError", "compile_text", "find_nvrtc", "load_kernel", "nvrtc_version"]
+__all__ = ["LoadedKernel", "NvrtcError", "compile_text", "find_nvrtc", "identify_nvrtc", "load_kernel", "nvrtc_version"]
 
 # Under which the dynamic loader knows it.
 _NAMES = ("libnvrtc.so.13", "libnvrtc.so.12")
@@ -85,6 +86,19 @@ def find_nvrtc() -> Path:
     if len(found) == 1 and not any(map(_is_loaded, _NAMES)):
         return found[0]
     return Path(load_nvidia_dynamic_lib("nvrtc").abs_path or "")
+
+
+@cache
+def identify_nvrtc() -> tuple[str, ...] | None:
+    """Return which file NVRTC is, as it is now; None where there is none."""
+    try:
+        library = find_nvrtc().resolve()
+        status = library.stat()
+    except (ImportError, OSError, RuntimeError) as error:
+        if is_of_signal_handler(error):
+            raise
+        return None
+    return (str(library), str(status.st_size), str(status.st_mtime_ns))
 
 
 def _is_loaded(name: str) -> bool:

@@ -17,7 +17,7 @@ import torch
 from fuser import counters
 from fuser._version import __version__
 from fuser.config import config
-from fuser.cuda.nvrtc import LoadedKernel, NvrtcError, compile_text, load_kernel
+from fuser.cuda.nvrtc import LoadedKernel, NvrtcError, compile_text, identify_nvrtc, load_kernel
 from fuser.disk_cache import CacheKey, load_or_make
 from fuser.errors import CompilerFailedError, NoCompileError
 
@@ -125,7 +125,7 @@ def _load(device_index: int, left_rows: bool, right_rows: bool, is_half: bool, d
 
     major, minor = torch.cuda.get_device_capability(device_index)
     options = _options(f"sm_{major}{minor}", left_rows, right_rows, is_half, depth)
-    key = CacheKey.build(("product", __version__, emit_text(), *options), ())
+    key = CacheKey.build(("product", __version__, emit_text(), *options), identify_nvrtc())
     loaded = load_or_make(key, lambda: _compile(options), lambda cubin: load_kernel(cubin, NAME))
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     status = driver.cuKernelSetAttribute(attribute, SHARED_BYTES, driver.CUkernel(loaded.address), device_index)[0]

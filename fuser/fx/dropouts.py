@@ -19,13 +19,12 @@ import torch
 from torch import fx
 
 from fuser.cxx.functor import parse_functor
-from fuser.disk_cache import CacheKey
 from fuser.function import Function, Isolation
 from fuser.fx.nodes import IS_APART, may_alias
 from fuser.jit_function import JitFunction
 from fuser.layout import Shape, Strides
 from fuser.ops import IS_NUMBER
-from fuser.order_check import find_verdict, installation
+from fuser.order_check import find_verdict, verdict_key
 
 __all__ = ["Dropout", "Order", "Otherwise", "find_dropouts", "find_obstacle", "open_dropouts"]
 
@@ -229,7 +228,7 @@ class Otherwise:
 @functools.cache
 def _is_torchs(order: Order) -> bool:
     of_kind = replace(order, device=0)
-    key = CacheKey.build(("dropout", *installation(torch.device("cuda", order.device)), str(of_kind)), ())
+    key = verdict_key(torch.device("cuda", order.device), "dropout", str(of_kind))
     return find_verdict(key, lambda: _is_drawn_as_torch(order))
 
 

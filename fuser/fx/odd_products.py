@@ -28,7 +28,7 @@ from fuser.disk_cache import CacheKey
 from fuser.errors import NoCompileError, UnsupportedError
 from fuser.fx.nodes import add_call, is_static
 from fuser.library import LIBRARY
-from fuser.order_check import installation
+from fuser.order_check import verdict_key
 from fuser.planner import can_fuse
 from fuser.process import Lock
 
@@ -162,7 +162,7 @@ def measure(left: torch.Tensor, right: torch.Tensor) -> MeasuredOrder | None:
     if not is_ready or not can_multiply(device):
         return None
     kind = (left.dtype, left.shape, left.stride(), right.shape, right.stride())
-    key = CacheKey.build(("product order", *installation(device), *map(str, kind), *describe_choice()), ())
+    key = verdict_key(device, "product order", *map(str, kind), *describe_choice())
     with _lock():
         if key not in _measured:
             payload = disk_cache.read(key)

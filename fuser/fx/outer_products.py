@@ -13,9 +13,8 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fuser.disk_cache import CacheKey
 from fuser.fx.nodes import add_call, is_static
-from fuser.order_check import find_verdict, installation
+from fuser.order_check import find_verdict, verdict_key
 
 __all__ = ["open_outer_products"]
 
@@ -59,7 +58,7 @@ def _has_torchs_bits(device: torch.device, dtype: torch.dtype) -> bool:
     """Return whether a product and a sum have the bits of torch's matrix product: compared once, and kept."""
     if not torch.cuda.is_available():
         return False
-    key = CacheKey.build(("outer", *installation(device), str(dtype)), ())
+    key = verdict_key(device, "outer", str(dtype))
     try:
         return find_verdict(key, lambda: _compare(device, dtype))
     except torch.OutOfMemoryError:

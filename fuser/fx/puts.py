@@ -21,7 +21,6 @@ from torch import fx
 from torch._guards import detect_fake_mode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fuser.disk_cache import CacheKey
 from fuser.errors import CompileError, NoCompileError, UnsupportedError
 from fuser.fx import passes
 from fuser.fx.fusion_node import FusionModule
@@ -30,7 +29,7 @@ from fuser.fx.passes import Fuel
 from fuser.fx.substitution import sort_graph
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.ops import IS_IN_MEMORY, put_function
-from fuser.order_check import find_verdict, installation
+from fuser.order_check import find_verdict, verdict_key
 from fuser.planner import can_fuse, make_plan
 from fuser.tensor_desc import describe
 
@@ -179,7 +178,7 @@ def _has_torchs_order(device: torch.device, dtype: torch.dtype, adding: str) -> 
     """Return whether kernels have the bits of torch's ``index_put``: compared once, and kept."""
     if not torch.cuda.is_available():
         return False
-    key = CacheKey.build(("put", *installation(device), str(dtype), adding), ())
+    key = verdict_key(device, "put", str(dtype), adding)
     try:
         return find_verdict(key, functools.partial(_compare, device, dtype, adding))
     except (CompileError, NoCompileError, UnsupportedError, torch.OutOfMemoryError):
