@@ -131,7 +131,7 @@ def make_plan(
     except Exception as error:
         if not allow_fallback or not is_internal(error):
             raise
-        return _plan_fallback(spec, device, report(spec, inputs, error))
+        return _plan_fallback(spec, device, report(spec, inputs, out, error))
 
 
 @unwatched()

@@ -33,7 +33,9 @@ def is_internal(error: Exception) -> bool:
     return isinstance(error, MISTAKES) and not is_of_signal_handler(error)
 
 
-def report(spec: KernelSpec, inputs: Sequence[TensorDesc], error: Exception) -> UnsupportedError:
+def report(
+    spec: KernelSpec, inputs: Sequence[TensorDesc], out: Sequence[TensorDesc], error: Exception
+) -> UnsupportedError:
     """Write a script that makes the call again, and return the reason why the call is not fused.
 
     Of a mistake of one line's there is one script for each group.
@@ -41,20 +43,21 @@ def report(spec: KernelSpec, inputs: Sequence[TensorDesc], error: Exception) -> 
     place = traceback.extract_tb(error.__traceback__)[-1]
     key = (spec.key, place.filename, place.lineno, config.dump)
     if key not in _reported:
-        _reported[key] = _write_script(spec, inputs, error)
+        _reported[key] = _write_script(spec, inputs, out, error)
     return UnsupportedError(_reported[key])
 
 
-def _write_script(spec: KernelSpec, inputs: Sequence[TensorDesc], error: Exception) -> str:
+def _write_script(spec: KernelSpec, inputs: Sequence[TensorDesc], out: Sequence[TensorDesc], error: Exception) -> str:
     what = f"{type(error).__name__}: {error}".strip(": ")
-    lines = "\n".join(f"    {_rebuild(item)}," for item in inputs)
     text = _SCRIPT.format(
         version=__version__,
         torch=torch.__version__,
         trace="".join(traceback.format_exception(error)).replace('"""', "'''").replace("\\", "/"),
         group=spec.text,
-        numerics=config.numerics,
-        inputs=lines,
+        settings="\n".join(f"fuser.config.{name} = {value!r}" for name, value in config.code_key()),
+        default_dtype=torch.get_default_dtype(),
+        inputs=_rebuild_all(inputs),
+        out=_rebuild_all(out),
     )
     try:
         folder = Path(config.dump or tempfile.mkdtemp(prefix="fuser-report-")).expanduser()
@@ -64,8 +67,14 @@ def _write_script(spec: KernelSpec, inputs: Sequence[TensorDesc], error: Excepti
         script.write_text(text, encoding="utf-8", errors="backslashreplace")
         where = f"python {shlex.quote(str(script))} shows it: please report it with that file"
     except (OSError, RuntimeError) as problem:
+        if is_of_signal_handler(problem):
+            raise
         where = f"no script shows it: {problem}"
     return f"fuser failed ({what}); {where}"
+
+
+def _rebuild_all(items: Sequence[TensorDesc]) -> str:
+    return "\n".join(f"    {_rebuild(item)}," for item in items)
 
 
 def _rebuild(item: TensorDesc) -> str:
@@ -96,8 +105,13 @@ group = fuser.FusionGroup.from_json({group!r})
 inputs = [
 {inputs}
 ]
+# What it writes to, where it was told.
+out = [
+{out}
+]
 fuser.config.internal_errors = "raise"
-fuser.config.numerics = {numerics!r}
+{settings}
+torch.set_default_dtype({default_dtype})
 print(group)
-print(fuser.run_fusion(fuser.register_fusion(group), inputs))
+print(fuser.fx.FusionModule(group).run(*inputs, out=out[0] if len(out) == 1 else tuple(out) or None))
 '''

@@ -74,6 +74,34 @@ def test_the_script_makes_tensors_of_every_dtype(
         runpy.run_path(str(script))
 
 
+def test_the_script_writes_where_the_call_did_and_under_its_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = list[Any]()
+    names = {
+        "__name__": "fuser.planner",
+        "see": lambda out: seen.append((out, torch.get_default_dtype(), config.cpu_math)),
+    }
+    exec("def fail(spec, inputs, out, *_): see(out); raise LookupError", names)
+    monkeypatch.setattr(planner, "_plan_kernels", names["fail"])
+    function = fuser.jit_fn("template <typename T> void both(T x, T& a, T& b) { a = x; b = -x; }", num_outputs=2)
+    out = torch.empty(4, 3).t(), torch.empty(3, 4, dtype=torch.float64)
+    monkeypatch.setattr(torch, "get_default_dtype", lambda: torch.float64)
+    settings = config.patch(internal_errors="fallback", dump=str(tmp_path), cpu_math="precise")
+    with settings, pytest.warns(FallbackWarning, match="fuser failed"):
+        function(torch.ones(3, 4), out=out)
+    monkeypatch.undo()
+    monkeypatch.setattr(planner, "_plan_kernels", names["fail"])
+    (script,) = tmp_path.glob("reproduce-*.py")
+    before = torch.get_default_dtype()
+    try:
+        with config.patch(internal_errors="fallback", cpu_math="fast", cxx=None), pytest.raises(LookupError):
+            runpy.run_path(str(script))
+    finally:
+        torch.set_default_dtype(before)
+    assert seen[0] == seen[1]
+
+
 def test_a_mistake_is_reported_once_whatever_is_in_its_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, x: torch.Tensor
 ) -> None:
