@@ -99,6 +99,8 @@ def parse_optional_str(value: Any) -> str | None:
         raise TypeError("must be a text or a path, or None")
     if text and "\0" in text:
         raise ValueError("no path has a NUL in it")
+    # Raises where the locale has no such letters, as half of a surrogate pair everywhere.
+    os.fsencode(text or "")
     return text if text and text.strip() else None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,14 +15,14 @@ from fuser.process import is_of_signal_handler
 
 __all__ = ["dump"]
 
+LONGEST_NAMES = 80
+
 
 def dump(source: KernelSource, files: Mapping[str, str | bytes]) -> None:
     """Write files into a kernel's folder, if there is to be one; a folder that cannot be written to warns once."""
     if config.dump is None:
         return
-    # Long names: groups may have hundreds of functors.
-    names = "-".join(functor.entry for functor in source.functors)[:80]
-    title = f"{names}-{hashlib.sha256(source.text.encode()).hexdigest()[:12]}"
+    title = f"{_name_of_file(source)}-{hashlib.sha256(source.text.encode()).hexdigest()[:12]}"
     try:
         folder = Path(config.dump, title).expanduser()
         folder.mkdir(parents=True, exist_ok=True)
@@ -32,3 +33,10 @@ def dump(source: KernelSource, files: Mapping[str, str | bytes]) -> None:
         if is_of_signal_handler(error):
             raise
         warn_once(f"dump {config.dump}", f"FUSER_DUMP={config.dump}: {error}", CacheWarning)
+
+
+def _name_of_file(source: KernelSource) -> str:
+    # The locale says which letters one may have; groups may have hundreds of functors.
+    encoding = sys.getfilesystemencoding()
+    names = "-".join(functor.entry for functor in source.functors).encode(encoding, "replace")
+    return names[:LONGEST_NAMES].decode(encoding, "ignore")

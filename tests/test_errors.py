@@ -450,6 +450,11 @@ def test_wrong_arguments_are_named(call: Callable[[Any], Any], kind: type, messa
         ("cxx", False, "must be a text or a path, or None"),
         ("cxx", "g++ \0", "no path has a NUL in it"),
         ("cache_dir", "a\0b", "no path has a NUL in it"),
+        (
+            "cache_dir",
+            "a\ud800",
+            "'utf-8' codec can't encode character '\\ud800' in position 1: surrogates not allowed",
+        ),
         ("lock_timeout", None, "must be a positive number of seconds"),
         ("compile_timeout", "long", "must be a positive number of seconds"),
         ("logs", 3, "must be a text or names of artifacts"),

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ import fuser
 from fuser import compiler, executor
 from fuser.config import config
 from fuser.cpu.backend import CpuBackend, find_compiler
+from fuser.dump import dump
 from fuser.errors import CacheWarning, CompileError, FallbackWarning, GroupError, NoCompileError
 from fuser.graph import GroupBuilder
 from fuser.kernel_cache import KernelStore, Lru, SpecCache
@@ -475,6 +477,19 @@ def test_a_folder_for_each_kernel(tmp_path: Path) -> None:
         group = fuser.FusionGroup.from_json((folder / "group.json").read_text())
         assert group.applications[0].function.functor.source == function.function.functor.source
         assert (folder / "kernel.so").read_bytes()[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize(("encoding", "name"), [("utf-8", 20 * "\U00020000"), ("ascii", 80 * "?")])
+def test_a_folder_has_a_name_that_files_may_have(
+    encoding: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "getfilesystemencoding", lambda: encoding)
+    source: Any = SimpleNamespace(functors=[SimpleNamespace(entry=100 * "\U00020000")], text="")
+    with config.patch(dump=str(tmp_path)):
+        dump(source, {"kernel.cpp": source.text})
+    (folder,) = tmp_path.iterdir()
+    assert folder.name.partition("-")[0] == name
+    assert (folder / "kernel.cpp").is_file()
 
 
 @pytest.mark.cpu
