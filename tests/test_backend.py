@@ -18,6 +18,7 @@ import fuser
 from fuser import planner
 from fuser.cpu import backend as cpu_backend
 from fuser.errors import UnsupportedError
+from fuser.fx import backend as fx_backend
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("fresh_dynamo")]
 
@@ -364,6 +365,16 @@ def test_kernels_are_looked_at_while_a_graph_is_compiled(device: str, *, copies:
     ((group, text),) = found
     assert ("view" if copies else "kernel") in text
     assert text == emit(group)
+
+
+def test_what_is_kept_is_of_one_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where there are no sources to tell states of the code apart: in an archive."""
+    monkeypatch.setattr(fx_backend, "_fingerprint", lambda: "")
+    tags = set[str]()
+    for version in ("1", "2"):
+        monkeypatch.setattr(fx_backend, "__version__", version)
+        tags.add(fx_backend._cache_tag(None))
+    assert len(tags) == 2
 
 
 @pytest.mark.parametrize("is_kept", [False, True], ids=["compiled", "from the cache"])

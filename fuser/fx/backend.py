@@ -28,6 +28,7 @@ from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.utils.checkpoint import CheckpointPolicy
 
 from fuser import library, log
+from fuser._version import __version__
 from fuser.compiler import backend_for, registered
 from fuser.config import config
 from fuser.errors import ArgumentError
@@ -257,7 +258,7 @@ def _cache_tag(numerics: str | None, inputs: Sequence[Any] = ()) -> str:
     """Return what a graph depends on beside what AOTAutograd's key has: settings, aliases, ranks, and fuser itself."""
     # Where fusion is off, plans are to run in eager torch, and are kept beside the graph.
     key = *config.code_key(numerics=numerics or config.numerics), can_fuse("cpu"), can_fuse("cuda")
-    known = f"{compiler_config.cache_key_tag} fuser {_fingerprint()} {key} {latest()} {describe_choice()}"
+    known = f"{compiler_config.cache_key_tag} fuser {__version__} {_fingerprint()} {key} {latest()} {describe_choice()}"
     return f"{known} {_find_aliases(inputs)} {_describe_rank()}"
 
 
@@ -309,6 +310,7 @@ def _describe_torch() -> bytes:
 
 @functools.cache
 def _fingerprint() -> str:
+    # Nothing where there are no sources: in an archive, or compiled ones alone.
     files = sorted(Path(library.__file__).parent.rglob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
