@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,10 +19,12 @@ from fuser.layout import Shape, Strides
 if TYPE_CHECKING:
     from fuser.eager_program import EagerCall
 
-__all__ = ["Buffer", "Plan", "Step", "event_name", "number_of", "start"]
+__all__ = ["IN_THIS_PROCESS", "Buffer", "Plan", "Step", "event_name", "number_of", "start"]
 
 # How many functors the name of a launch has.
 MAX_NAMES = 8
+# Until when a plan holds that is of no use to later processes: a compiler that took too long here may not there.
+IN_THIS_PROCESS = sys.float_info.max
 
 
 class Plan(NamedTuple):
@@ -43,7 +46,8 @@ class Plan(NamedTuple):
     obstacle: int = -1
     # Whether torch's own kernel is what was asked for: nobody is warned.
     is_expected: bool = False
-    # When to look again whether that still holds, in seconds of time.monotonic().
+    # When to look again whether that still holds, in seconds of time.monotonic(). Infinity: no later process need look
+    # either; IN_THIS_PROCESS: they all do.
     until: float = math.inf
     # The torch.get_default_dtype() it was made under, where another one would make another plan.
     default_dtype: torch.dtype | None = None

@@ -41,7 +41,7 @@ from fuser.order_check import OrderCase, is_kept
 from fuser.ordered_access import waiting_parts
 from fuser.orders import RowOrder
 from fuser.plain_torch import unwatched
-from fuser.plan import Buffer, Plan, Step, event_name
+from fuser.plan import IN_THIS_PROCESS, Buffer, Plan, Step, event_name
 from fuser.process import planning
 from fuser.report import is_internal, report
 from fuser.row_orders import Orders, order_of_section
@@ -294,8 +294,11 @@ def _plan_fallback(spec: KernelSpec, device: torch.device, error: UnsupportedErr
         ) from error
     if isinstance(error, CompilerFailedError):
         return Plan(device, (), (), fallback_reason=reason, until=0.0)
-    # A compiler may be installed meanwhile, and to look for it takes longer than most calls.
-    until = time.monotonic() + SEARCH_S if isinstance(error, CompilerNotFoundError) else math.inf
+    # What is neither of the machine nor of a compiler is of the group and its inputs.
+    until = math.inf if type(error) is UnsupportedError else IN_THIS_PROCESS
+    if isinstance(error, CompilerNotFoundError):
+        # It may be installed meanwhile, and to look for it takes longer than most calls.
+        until = time.monotonic() + SEARCH_S
     return Plan(device, (), (), fallback_reason=reason, until=until)
 
 

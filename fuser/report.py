@@ -19,6 +19,11 @@ from fuser.tensor_desc import TensorDesc
 
 __all__ = ["MISTAKES", "is_internal", "report"]
 
+
+class MistakeError(UnsupportedError):
+    """Fuser itself failed."""
+
+
 # What a mistake in a program raises.
 MISTAKES = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError, ValueError)
 
@@ -44,7 +49,7 @@ def report(
     key = (spec.key, place.filename, place.lineno, config.dump)
     if key not in _reported:
         _reported[key] = _write_script(spec, inputs, out, error)
-    return UnsupportedError(_reported[key])
+    return MistakeError(_reported[key])
 
 
 def _write_script(spec: KernelSpec, inputs: Sequence[TensorDesc], out: Sequence[TensorDesc], error: Exception) -> str:

@@ -14,7 +14,7 @@ from functors import draw
 from torch.overrides import BaseTorchFunctionMode
 
 import fuser
-from fuser import disk_cache, executor, order_check
+from fuser import disk_cache, executor, order_check, planner
 from fuser.compiler import register
 from fuser.cpu.backend import CpuBackend
 from fuser.disk_cache import CacheKey
@@ -102,6 +102,24 @@ def test_a_plan_is_kept_once_however_many_calls_are_cut_into_its_group() -> None
     kept = executor.kept_plans([register(group) for group in sums.groups])
     assert len({item.text for item in kept}) > 7, "with its parts"
     assert len(kept) == len({item[:4] for item in kept})
+
+
+@pytest.mark.parametrize(
+    ("error", "count"), [("UnsupportedError", 1), ("CompilerTimeoutError", 0), ("CompileError", 0), ("LookupError", 0)]
+)
+@pytest.mark.filterwarnings("ignore::fuser.errors.FallbackWarning")
+def test_what_may_go_well_later_is_kept_for_no_other_process(
+    error: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As code of fuser's would raise it.
+    names = {"__name__": "fuser.planner"}
+    exec(f"from fuser.errors import *\ndef fail(*_): raise {error}('not here')", names)
+    monkeypatch.setattr(planner, "_plan_kernels", names["fail"])
+    text = f"template <typename T> T fails(T x) {{ return x + T({len(error)}); }}"
+    function = fuser.jit_fn(text, fallback=lambda x: x + len(error))
+    with fuser.config.patch(internal_errors="fallback", dump=str(tmp_path)):
+        assert function(torch.ones(3)).tolist() == [1 + len(error)] * 3
+        assert len(executor.kept_plans([function.spec(1)])) == count
 
 
 def test_an_error_is_the_calls() -> None:
