@@ -116,7 +116,9 @@ def compile_kernel(spec: KernelSpec, args: ArgSpec, device_index: int | None) ->
             raise NoCompileError(f"{error}; layout class: {args.layout_class()}") from None
         if log.wants("compile"):
             names = ", ".join(functor.entry for functor in source.functors)
-            log.say("compile", f"{names}, for {target}: ready after {(time.perf_counter() - began) * 1e3:.1f} ms")
+            # Of a host, the kind of machine: its features are hundreds of words.
+            machine = target.partition(" ")[0]
+            log.say("compile", f"{names}, for {machine}: ready after {(time.perf_counter() - began) * 1e3:.1f} ms")
         return kernel
 
     return _store(spec).get_or_compile((args, target), make)

@@ -7,6 +7,8 @@ import io
 import itertools
 import logging
 import os
+import platform
+import re
 import sys
 import threading
 import time
@@ -397,6 +399,8 @@ def test_a_program_hears_artifacts_as_they_come(caplog: pytest.LogCaptureFixture
     said = [(item.name, item.levelname) for item in caplog.records]
     names = ["functor", "group", "spec", "source", "compile", "launch", "launch"]
     assert said == [(f"fuser.{name}", "DEBUG") for name in names]
+    (ready,) = (item.message for item in caplog.records if item.name == "fuser.compile")
+    assert re.fullmatch(rf"\w+, for {platform.machine()}: ready after [\d.]+ ms", ready)
     caplog.clear()
     new_functor()(torch.ones(8))
     assert not caplog.records
