@@ -167,6 +167,10 @@ class UnsupportedError(FuserError, RuntimeError):
         self.is_expected = is_expected
 
 
+class UnknownOrderError(UnsupportedError):
+    """Whether torch has an order of a reduction could not be found out now."""
+
+
 class FallbackWarning(UserWarning):
     """Something runs in eager torch instead of in a kernel; warned about once for each reason.
 

@@ -27,6 +27,7 @@ from fuser.errors import (
     CompilerNotFoundError,
     FallbackError,
     NoCompileError,
+    UnknownOrderError,
     UnsupportedError,
 )
 from fuser.expanded import Expanded, expand_call, expand_in_order
@@ -276,14 +277,16 @@ def _holds_for_any_size(spec: KernelSpec, parts: Sequence[_Part]) -> bool:
 def _plan_fallback(spec: KernelSpec, device: torch.device, error: UnsupportedError | CompileError) -> Plan:
     fallback = Fallback(spec.group)
     reason = str(error).splitlines()[0]
+    # What is neither of the machine nor of a compiler is of the group and its inputs.
+    until = math.inf if type(error) is UnsupportedError else IN_THIS_PROCESS
     if isinstance(error, CompileError):
         # A text that is wrong stays an error, unless the user gave another version of it.
         if not fallback.is_given:
             raise error
     elif error.application >= 0 and len(spec.group.applications) > 1:
-        return Plan(device, (), (), fallback_reason=reason, obstacle=error.application)
+        return Plan(device, (), (), fallback_reason=reason, obstacle=error.application, until=until)
     elif error.is_expected:
-        return Plan(device, (), (), fallback_reason=reason, is_expected=True)
+        return Plan(device, (), (), fallback_reason=reason, is_expected=True, until=until)
     obstacles = fallback.obstacles
     if obstacles:
         if isinstance(error, CompilerNotFoundError):
@@ -294,8 +297,6 @@ def _plan_fallback(spec: KernelSpec, device: torch.device, error: UnsupportedErr
         ) from error
     if isinstance(error, CompilerFailedError):
         return Plan(device, (), (), fallback_reason=reason, until=0.0)
-    # What is neither of the machine nor of a compiler is of the group and its inputs.
-    until = math.inf if type(error) is UnsupportedError else IN_THIS_PROCESS
     if isinstance(error, CompilerNotFoundError):
         # It may be installed meanwhile, and to look for it takes longer than most calls.
         until = time.monotonic() + SEARCH_S
@@ -334,7 +335,8 @@ def _find_cases(
 def _check_order(index: int, case: OrderCase, verdict: bool | None = None) -> None:
     if not (is_kept(case, _plan_alone) if verdict is None else verdict):
         reason = f"op {case.function.name!r} in an order that is not this torch's"
-        raise UnsupportedError(reason, application=index, is_expected=True)
+        kind = UnknownOrderError if case.verdict() is None else UnsupportedError
+        raise kind(reason, application=index, is_expected=True)
 
 
 def _plan_alone(spec: KernelSpec, described: Sequence[TensorDesc]) -> Callable[[list[Any]], list[torch.Tensor]]:

@@ -122,6 +122,27 @@ def test_what_may_go_well_later_is_kept_for_no_other_process(
         assert len(executor.kept_plans([function.spec(1)])) == count
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+def test_that_nobody_knows_an_order_is_kept_for_no_other_process(
+    is_known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compare(*_: object) -> bool:
+        if not is_known:
+            raise torch.OutOfMemoryError
+        return False
+
+    monkeypatch.setattr(order_check, "_compare", compare)
+    monkeypatch.setattr(order_check, "_verdicts", {})
+    monkeypatch.setattr(disk_cache, "read", lambda _: None)
+    monkeypatch.setattr(disk_cache, "write", lambda *_: None)
+    monkeypatch.setattr(executor, "_plans", {})
+    fused = fuser.fuse(lambda x: (x * 7).sum(-1) + 7)
+    x = torch.randn(5, 700)
+    assert torch.equal(fused(x), fused.function(x))
+    specs = [register(group) for group in fused.groups]
+    assert any(item.text == specs[0].text for item in executor.kept_plans(specs)) == is_known
+
+
 def test_an_error_is_the_calls() -> None:
     wrong = fuser.create_jit_fn("template <typename T> T wrong(T x) { return x + nothing; }")
     x = torch.ones(3)
