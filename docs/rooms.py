@@ -25,7 +25,7 @@ COLOURS = {
     "#dbeafe": "interface debug over_lists fx jiterator jit_function reduction reduction_check own_derivatives",
     "#dcfce7": "autodiff route sharding flops",
     "#fef9c3": "library executor in_parts kept_plans launcher python_launcher record outputs planner expanded report "
-    "boxes arg_spec tensor_desc tuning sections list_planner list_record",
+    "boxes view_steps arg_spec tensor_desc tuning sections list_planner list_record",
     "#ffedd5": "compiler kernel_cache disk_cache dump file_lock fused_kernel cuda cpu list_text codegen geometry "
     "prelude",
     "#f3e8ff": "kernel_spec fallback eager_reduction linear torch_ops ops expansion graph application function "

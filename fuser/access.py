@@ -14,6 +14,7 @@ from fuser.layout import IterationSpace
 __all__ = [
     "DEFAULT_TUNING",
     "GATHER_VECTOR",
+    "PICKING",
     "SINGLE",
     "STATIC_SHARED_BYTES",
     "VECTOR_BYTES",
@@ -128,6 +129,8 @@ class Tuning(NamedTuple):
 
 SINGLE = Access()
 DEFAULT_TUNING = Tuning()
+# Of single elements that are chosen by their place.
+PICKING = Tuning(block=128, unroll=4)
 
 
 class Walk(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fuser.access import VECTOR_BYTES, Walk, plan_walk, walk_singly
+from fuser.access import PICKING, SINGLE, VECTOR_BYTES, Walk, plan_walk, walk_singly
 from fuser.config import config
 from fuser.cxx.functor import EntryParameter
 from fuser.dtypes import dtype_info, number_dtype, number_kind
@@ -165,7 +165,10 @@ def _walk_elements(
     read = [item._replace(is_aligned=item.is_aligned and slot not in repeated) for slot, item in enumerate(operands)]
     rounds = rounds_between(group, is_strict=group.is_strict)
     walk = _walk(space, read, count, device_type, repeated, rounds=rounds)
-    if group.adds_up and not walk.tuning.tile:
+    if group.picks:
+        # Neighbours read neighbours, of whichever part.
+        walk = Walk(space, accesses=(SINGLE,) * len(space.strides), tuning=PICKING)
+    elif group.adds_up and not walk.tuning.tile:
         walk = walk_singly(walk)
     return walk, inner
 

@@ -8,39 +8,40 @@ the output. Nothing is copied to be put together, and boxes of one shape share a
 ::
 
     cat([neg(x[:, n:]), x[:, :n]], 1) * s   # v = neg(x[:, n:]) * s[:, :n] and w = x[:, :n] * s[:, n:], each half of it
+
+Where pieces of short rows are written by one launch after the other, a GPU's memory reads again what is around each.
+There one formula makes all elements: each is chosen by its place, and what is read of a part is read where that is.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 
 from fuser import torch_ops as ops
-from fuser.access import VECTOR_BYTES
 from fuser.application import Application
 from fuser.dtypes import Rank
 from fuser.errors import UnsupportedError
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.kernel_spec import InputSpec, Typing, ValueLayout, index_strides
 from fuser.layout import Shape, Strides
-from fuser.process import is_of_signal_handler
 from fuser.tensor_desc import TensorDesc
+from fuser.view_steps import Steps, follow, has_view, seen
 
-__all__ = ["Boxes", "cut_boxes", "seen"]
+__all__ = ["Boxes", "cut_boxes"]
 
 # Of all outputs of a group; each box that has another shape is a launch.
 MAX_BOXES = 32
 # Of values in all boxes: kernels that are longer take long to compile.
 MAX_VALUES = 512
-# Steps of a view, from a value to what is read of it: torch's, and "move", by which a part becomes the whole.
-Steps = tuple[tuple[str, tuple[Any, ...]], ...]
+# Of rows that one formula makes, and how many parts it reads, also of narrow elements, for which to choose takes longer
+# than memory; and what a GPU's memory reads and writes at once. Measured on an H100.
+MAX_SELECTED_BYTES, MAX_PICKS, MAX_NARROW_PICKS, SECTOR_BYTES = 2048, 8, 1, 32
 K = TypeVar("K")
 V = TypeVar("V")
-# A tensor without memory that is large enough for anything, and where others begin in it.
-_ORIGIN = 1 << 58
 
 
 class Boxes(NamedTuple):
@@ -51,20 +52,6 @@ class Boxes(NamedTuple):
     inputs: tuple[tuple[int, TensorDesc, InputSpec], ...]
     # For each of its outputs which one of the group it is part of, and which part.
     outputs: tuple[tuple[int, Steps], ...]
-
-
-def seen(desc: TensorDesc, steps: Steps) -> TensorDesc:
-    """Return what is seen of a tensor through views of it.
-
-    Raises:
-        UnsupportedError: there is no such view.
-    """
-    if not steps:
-        return desc
-    shape, strides, offset = _follow(desc.shape, desc.strides, steps)
-    assert desc.dtype is not None, "it is a tensor"
-    is_aligned = desc.is_aligned and offset * desc.dtype.itemsize % VECTOR_BYTES == 0
-    return desc._replace(shape=shape, strides=strides, offset=desc.offset + offset, is_aligned=is_aligned)
 
 
 def cut_boxes(
@@ -84,7 +71,11 @@ def cut_boxes(
     Raises:
         UnsupportedError: an arrangement cannot be part of a kernel; ``application`` says which.
     """
-    return _Cutter(group, inputs, typing, layouts).cut()
+    try:
+        return _Cutter(group, inputs, typing, layouts, selects=True).cut()
+    except UnsupportedError:
+        # Boxes may do where one formula does not.
+        return _Cutter(group, inputs, typing, layouts, selects=False).cut()
 
 
 class _Known(Generic[K, V]):
@@ -117,8 +108,12 @@ class _Cutter:
         inputs: Sequence[tuple[TensorDesc, InputSpec]],
         typing: Typing,
         layouts: Sequence[ValueLayout],
+        *,
+        selects: bool,
     ) -> None:
-        self.group, self.given, self.typing = group, inputs, typing
+        self.group, self.given, self.typing, self.layouts = group, inputs, typing, layouts
+        # Whether outputs may be made by one formula, and how many parts those read.
+        self.selects, self.picks = selects, 0
         self.shapes = [item.shape for item in layouts]
         self.producers, self.offsets = group.producers(), group.value_offsets()
         self.builder = GroupBuilder(group.numerics)
@@ -218,7 +213,7 @@ class _Cutter:
             item = None if index < 0 else self.group.applications[index]
             if item is None:
                 desc, spec = self.given[value]
-                self.is_seen[key] = spec.number is not None or _has_view(desc.shape, desc.strides, steps)
+                self.is_seen[key] = spec.number is not None or has_view(desc.shape, desc.strides, steps)
             elif item.function.op == "view" or item.function.is_view:
                 (source,) = item.tensors
                 self.is_seen[key] = self._is_seen(source, (*self._steps(item, self.shapes[source]), *steps))
@@ -289,11 +284,32 @@ class _Cutter:
         # The place along one dimension of each element that is seen of a value.
         shape = self.shapes[value]
         try:
-            return _follow(shape, tuple(int(own == dim) for own in range(len(shape))), steps)
+            return follow(shape, tuple(int(own == dim) for own in range(len(shape))), steps)
         except UnsupportedError as error:
             raise _refuse(index, str(error)) from error
 
+    def _is_selected(self, value: int) -> bool:
+        # Whether one formula makes an output: rows are short, and their pieces, of several sizes, which are as many
+        # launches, begin anywhere, or are many.
+        dtype, (shape, strides) = self.typing.values[value], self.layouts[value][:2]
+        on_gpu = any(desc.device is not None and desc.device.type == "cuda" for desc, _ in self.given)
+        if (
+            not (self.selects and on_gpu and shape and self.cuts[value][-1])
+            or value in self.finer
+            or dtype.itemsize < 2
+        ):
+            return False
+        is_known = all(type(size) is int for size in shape) and ops.dtype_kind(dtype) in ops.OPS["where"].kinds
+        if not is_known or strides[-1] != 1 or shape[-1] * dtype.itemsize > MAX_SELECTED_BYTES:
+            return False
+        pieces = {stop - start for start, stop in itertools.pairwise(sorted({0, shape[-1], *self.cuts[value][-1]}))}
+        begins_anywhere = any(piece * dtype.itemsize % SECTOR_BYTES for piece in pieces)
+        return len(pieces) > 2 or (len(pieces) == 2 and begins_anywhere)
+
     def _boxes(self, value: int) -> Iterator[Steps]:
+        if self._is_selected(value):
+            yield ()
+            return
         shape = self.finer.get(value, self.shapes[value])
         finer: Steps = (("view.default", (shape,)),) if value in self.finer else ()
         # A size that is a symbol is not asked for its value where nothing is cut.
@@ -341,12 +357,69 @@ class _Cutter:
                         raise _refuse(index, str(error)) from error
         return self.handles[key]
 
+    def _select(self, made: int, item: Application, steps: Steps, where: tuple[Shape, Strides, int]) -> int:
+        # Of parts that are put together, and of what is around one, what is there where an element is.
+        function, form = item.function, item.function.form or ()
+        shape, strides, first = where
+        is_pad = function.op == "pad"
+        start, found = form[1] if is_pad else 0, list[tuple[int, int, int]]()
+        for value in item.tensors[:1] if is_pad else item.tensors:
+            handle = self._find(value, (("move", (form[0], start, self.shapes[made][form[0]])), *steps))
+            if self.typing.values[value] != self.typing.values[made]:
+                handle = self._cast(handle, self.typing.values[made])
+            number = self._counter((shape, strides, first - start), self.typing.ranks[made])
+            found.append((number, self._whole_number(made, self.shapes[value][form[0]]), handle))
+            start += self.shapes[value][form[0]]
+        if is_pad:
+            number, count, handle = found.pop()
+            fill = self._fill(made, item.tensors[1], steps)
+            found += [(number, self._whole_number(made, 0), fill), (number, count, handle)]
+            handle = fill
+        else:
+            handle = found.pop()[2]
+        for number, count, part in reversed(found):
+            is_before = self.builder.apply(ops.OPS["lt"].function, [number, count])[0]
+            handle = self.builder.apply(ops.OPS["where"].function, [is_before, part, handle])[0]
+        return handle
+
+    def _whole_number(self, made: int, number: int) -> int:
+        return self._counter(((), (), number), self.typing.ranks[made])
+
     def _read(self, value: int, steps: Steps) -> int:
         desc, spec = self.given[value]
         if desc.dtype is None or spec.number is not None:
             # A number is the same everywhere.
             steps = ()
-        return self._input(value, seen(desc, steps), spec)
+        bounds = self._bounds(desc.shape, steps)
+        return self._pick(value, steps, bounds) if bounds else self._input(value, seen(desc, steps), spec)
+
+    def _bounds(self, shape: Shape, steps: Steps) -> list[tuple[tuple[Shape, Strides, int], int]]:
+        # Of each dimension along which not all of what is seen is there: its place in that, and how many there are.
+        found = []
+        for at, (name, form) in enumerate(steps):
+            if name == "move":
+                whole = follow(shape, (0,) * len(shape), steps[:at])[0]
+                own = tuple(int(dim == form[0]) for dim in range(len(whole)))
+                seen_of_it, strides, first = follow(whole, own, steps[at:])
+                last = first + sum((size - 1) * stride for size, stride in zip(seen_of_it, strides, strict=True))
+                if first < 0 or last >= whole[form[0]]:
+                    found.append(((seen_of_it, strides, first), whole[form[0]]))
+        return found
+
+    def _pick(self, value: int, steps: Steps, bounds: Sequence[tuple[tuple[Shape, Strides, int], int]]) -> int:
+        # What is read of a part, where it is.
+        desc, spec = self.given[value]
+        self.picks += 1
+        assert desc.dtype is not None, "it is a tensor"
+        if self.picks > (MAX_PICKS if desc.dtype.itemsize >= 4 else MAX_NARROW_PICKS):
+            raise UnsupportedError("more parts than are worth one formula")
+        # Each with an address of its own: of one there is one place.
+        memory = self.builder.add_input(self.group.inputs[value].name)
+        self.inputs.append((value, desc._replace(shape=(), strides=()), spec))
+        numbers = [self._counter(follow(desc.shape, desc.strides, steps), spec.rank)]
+        for where, count in bounds:
+            numbers += [self._counter(where, spec.rank), self._counter(((), (), count), spec.rank)]
+        return self.builder.apply(ops.pick_function(len(bounds)), [memory, *numbers])[0]
 
     def _input(self, value: int, desc: TensorDesc, spec: InputSpec) -> int:
         key = (value, (desc, spec))
@@ -360,9 +433,9 @@ class _Cutter:
         # Those of the elements, or of a range.
         if item.function.op == "arange":
             size, first, step = (item.function.form or ())[:3]
-            shape, strides, offset = _follow((size,), (step,), steps)
+            shape, strides, offset = follow((size,), (step,), steps)
         else:
-            shape, strides, offset = _follow(self.shapes[made], index_strides(item.function, self.shapes[made]), steps)
+            shape, strides, offset = follow(self.shapes[made], index_strides(item.function, self.shapes[made]), steps)
             first = 0
         handle = self._counter((shape, strides, first + offset), self.typing.ranks[made])
         dtype = self.typing.values[made]
@@ -395,7 +468,10 @@ class _Cutter:
                     handle = self._find(value, (("move", (form[0], start, self.shapes[made][form[0]])), *steps))
                     break
                 if first < start + size and last >= start:
-                    raise _refuse(index, "a view across what is put together")
+                    if not self.selects:
+                        raise _refuse(index, "a view across what is put together")
+                    handle = self._select(made, item, steps, (shape, strides, first))
+                    break
                 start += size
             else:
                 handle = self._fill(made, item.tensors[1], steps)
@@ -425,7 +501,7 @@ class _Cutter:
         for axis, stride in zip(axes, desc.strides, strict=True):
             if axis >= 0:
                 strides[axis] = stride
-        first = _follow(shape, tuple(strides), steps)
+        first = follow(shape, tuple(strides), steps)
         spread: Steps = tuple(("unsqueeze.default", (axis,)) for axis in range(len(shape)) if axis not in own)
         entry = self._find(entries, (*spread, ("expand.default", (shape,)), *steps))
         if self.typing.values[entries] is not torch.int64:
@@ -471,7 +547,7 @@ class _Cutter:
             self._input(value, self.given[value][0]._replace(shape=(), strides=()), self.given[value][1])
             for value in (table, order)
         ]
-        where, step = _follow(shape, strides, steps), ((), (), desc.strides[dim])
+        where, step = follow(shape, strides, steps), ((), (), desc.strides[dim])
         numbers = [self._counter(item, self.typing.ranks[made]) for item in (where, step)]
         return self.builder.apply(ops.sum_function(adding), [*memory, *numbers, first, last])[0]
 
@@ -492,7 +568,7 @@ class _Cutter:
 
     def _fill(self, made: int, value: int, steps: Steps) -> int:
         # A number that has the dtype and the shape of a tensor.
-        shape = _follow(self.shapes[made], (0,) * len(self.shapes[made]), steps)[0]
+        shape = follow(self.shapes[made], (0,) * len(self.shapes[made]), steps)[0]
         kind, dtype = self.given[value][0].kind, self.typing.values[made]
         desc = TensorDesc(kind, None, shape, (0,) * len(shape))
         return self._cast(self._input(value, desc, InputSpec(_EXACT[kind], self.typing.ranks[made], kind)), dtype)
@@ -502,60 +578,6 @@ class _Cutter:
 _GAINING = frozenset({"pad", "put", "take"})
 # What holds a Python number as it is.
 _EXACT = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
-
-
-def _has_view(shape: Shape, strides: Strides, steps: Steps) -> bool:
-    try:
-        _follow(shape, strides, steps)
-    except UnsupportedError:
-        return False
-    return True
-
-
-def _follow(shape: Shape, strides: Strides, steps: Steps) -> tuple[Shape, Strides, int]:
-    """Return shape, strides and first element of what is seen of a tensor that begins at element 0."""
-    while steps and steps[0][0] == "expand.default" and (widened := _expand(shape, strides, *steps[0][1])) is not None:
-        (shape, strides), steps = widened, steps[1:]
-    if not steps:
-        return shape, strides, 0
-    looked = _MEMORY.as_strided(shape, strides, _ORIGIN)
-    try:
-        for step in steps:
-            if step[0] == "move":
-                dim, start, size = step[1]
-                sizes = [size if own == dim else other for own, other in enumerate(looked.shape)]
-                begin = looked.storage_offset() - start * looked.stride(dim)
-                looked = _MEMORY.as_strided(sizes, looked.stride(), begin)
-            else:
-                looked = ops.arrange(step, looked)
-    except RuntimeError as error:
-        if is_of_signal_handler(error):
-            raise
-        raise UnsupportedError(str(error).splitlines()[0]) from error
-    if looked.untyped_storage()._cdata != _MEMORY.untyped_storage()._cdata:
-        raise UnsupportedError("a view that needs a copy")
-    return tuple(looked.shape), tuple(looked.stride()), int(looked.storage_offset()) - _ORIGIN
-
-
-def _expand(shape: Shape, strides: Strides, to: Shape) -> tuple[Shape, Strides] | None:
-    # As torch expands a tensor (inferExpandGeometry), of sizes that may be symbols; None: torch has to say.
-    lead = len(to) - len(shape)
-    if lead < 0 or any(size < 0 for size in to):
-        return None
-    if not shape:
-        return to, (0,) * len(to)
-    made: list[Any] = []
-    for dim in reversed(range(len(to))):
-        stride = strides[dim - lead] if dim >= lead else to[dim + 1] * made[-1] if made else 1
-        if to[dim] != (shape[dim - lead] if dim >= lead else 1):
-            if dim >= lead and shape[dim - lead] != 1:
-                return None
-            stride = 0
-        made.append(stride)
-    return to, tuple(reversed(made))
-
-
-_MEMORY = torch.empty(1 << 62, dtype=torch.int8, device="meta")
 
 
 def _refuse(index: int, reason: str) -> UnsupportedError:

@@ -342,8 +342,23 @@ def _list_operands(group: FusionGroup, args: ArgSpec, typing: Typing) -> tuple[O
     if args.accesses:
         pairs = zip(operands, args.accesses, strict=True)
         operands = [replace(operand, access=access) for operand, access in pairs]
-    pieces = _find_pieces(group, args, operands)
-    return tuple(replace(item, piece=pieces.get(item.index, ())) if item.is_table else item for item in operands)
+    pieces, picks = _find_pieces(group, args, operands), _find_picks(group, operands)
+    pieces |= picks
+    return tuple(
+        replace(item, piece=pieces.get(item.index, ()), is_part_of_whole=item.index in picks) if item.is_table else item
+        for item in operands
+    )
+
+
+def _find_picks(group: FusionGroup, operands: Sequence[Operand]) -> dict[int, tuple[str, ...]]:
+    # The parts of what is put together, and what says where they are.
+    variables = {item.index: item.variable for item in operands if item.is_counter}
+    readers = [group.applications[index] for index in group.live_applications()]
+    return {
+        item.tensors[0]: tuple(variables[value] for value in item.tensors[1:])
+        for item in readers
+        if item.function.op == "pick"
+    }
 
 
 def _find_pieces(group: FusionGroup, args: ArgSpec, operands: Sequence[Operand]) -> dict[int, tuple[str, ...]]:

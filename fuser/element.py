@@ -139,7 +139,9 @@ class ElementWriter:
             # The loop gives it.
             return lines + [f"out{slot} = v{values[0]};" for slot in self.storing if self.group.outputs[slot] in values]
         if function.is_read:
-            given = ", ".join(f"v{value}" for value in application.tensors)
+            given = ", ".join(
+                f"v{value}" for value in application.tensors if function.op != "pick" or value == application.tensors[0]
+            )
             return lines + self.result(
                 values[0], f"fuser_to_compute({_READERS[str(function.op)]}({given}))", is_apart=True
             )
@@ -297,6 +299,7 @@ def read_names(group: FusionGroup) -> list[str]:
 
 _READERS = {
     "read": "fuser_take",
+    "pick": "fuser_picked",
     "add_each": "fuser_add_up<fuser_add_each>",
     "add_once": "fuser_add_up<fuser_add_once>",
     "add_lanes": "fuser_add_up<fuser_add_lanes>",

@@ -11,7 +11,7 @@ import torch
 
 from fuser import torch_ops as ops
 from fuser.arg_spec import DescribedValue
-from fuser.boxes import Steps, cut_boxes, seen
+from fuser.boxes import cut_boxes
 from fuser.columns import cut_columns, find_columns
 from fuser.combining import BATCH
 from fuser.dtypes import Rank, dtype_info
@@ -23,6 +23,7 @@ from fuser.kernel_spec import InputSpec, KernelSpec, ValueLayout, infer_layouts,
 from fuser.row_orders import HALF_VECTOR_BYTES, Orders, find_orders, gpu_size
 from fuser.sections import FEW_ROWS, LONG_ROW
 from fuser.tensor_desc import TensorDesc, common_device, input_specs, value_layouts
+from fuser.view_steps import Steps, seen
 
 __all__ = ["Expanded", "describe_values", "expand_call", "expand_in_order", "settle_orders"]
 

@@ -25,7 +25,7 @@ VIEWS = frozenset({"unsqueeze", "squeeze"})
 # The ops that compute nothing and say where elements lie (``fuser.ops.arrangements``).
 ARRANGEMENTS = frozenset({"view", "cat", "pad", "full", "arange", "take", "put"})
 # What kernels have of those that read at entries that are computed: how many tensors of each stay in memory.
-READS = {"read": 1, "add_each": 2, "add_once": 2, "add_lanes": 2}
+READS = {"read": 1, "pick": 1, "add_each": 2, "add_once": 2, "add_lanes": 2}
 
 
 # Ops whose ATen kernels take numbers in the narrow dtype, on CUDA too; those that on the CPU take a second operand in a

@@ -251,6 +251,11 @@ class FusionGroup:
         """Whether a kernel of it adds up elements of what stays in memory."""
         return any(READS.get(str(item.function.op), 0) > 1 for item in self.applications)
 
+    @property
+    def picks(self) -> bool:
+        """Whether a kernel of it chooses among parts of what is put together."""
+        return any(item.function.op == "pick" for item in self.applications)
+
     def index_values(self) -> tuple[int, ...]:
         """Return the values that are indices of elements and that the outputs depend on."""
         indices = {index for index, item in enumerate(self.applications) if item.function.is_index}

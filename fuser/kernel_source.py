@@ -45,8 +45,10 @@ class Operand:
     # Whether it counts on from where a block of a kernel over lists begins.
     is_part: bool = False
     # Of a table whose elements lie side by side for those of a thread's vector: the variables of where that begins, of
-    # the entry, how far entries lie apart, how many there are, and what is added to negative ones.
+    # the entry, how far entries lie apart, how many there are, and what is added to negative ones. Of a part of what is
+    # put together: of the place, and of each number and count that say whether it is there.
     piece: tuple[str, ...] = ()
+    is_part_of_whole: bool = False
 
     @property
     def address(self) -> str:

@@ -239,6 +239,14 @@ def _take_pieces(loop: Loop) -> list[str]:
     for item in loop.pieces:
         places = ", ".join(first[name] for name in item.piece)
         declared.append(f"fuser_vector<{item.info.storage}, {loop.vector}> {item.name}[{_unroll(loop)}];")
+        if item.is_part_of_whole:
+            place, *bounds = (first[name] for name in item.piece)
+            pairs = zip(bounds[::2], bounds[1::2], strict=True)
+            is_there = " && ".join(
+                ["at[u].left > 0", *(f"fuser_is_inside({number}, {count})" for number, count in pairs)]
+            )
+            taken.append(f"{item.name}[u] = fuser_pick({item.address}, {place}, {is_there});")
+            continue
         taken.append(f"{item.name}[u] = fuser_take_piece<{loop.vector}>({item.address}, {places}, at[u].left);")
     return [*declared, *_each(loop, taken)]
 

@@ -25,6 +25,7 @@ __all__ = [
     "full_like_function",
     "lay_out",
     "pad_function",
+    "pick_function",
     "put_function",
     "read_function",
     "seen_through",
@@ -140,6 +141,17 @@ def read_function() -> Function:
     """
     functor = _functor("read", 6)
     return Function(functor, op="read", unpromoted=tuple(item.name for item in functor.tensors[1:]))
+
+
+@functools.cache
+def pick_function(bounds: int) -> Function:
+    """Return what kernels have of a part of what is put together: nothing is read where another part is.
+
+    It takes a tensor, the place in memory, and for each of its bounds a number and how many there are: it is read where
+    each number is one of them, from 0 on.
+    """
+    functor = _functor(f"pick_{bounds}", 2 + 2 * bounds)
+    return Function(functor, op="pick", unpromoted=tuple(item.name for item in functor.tensors[1:]))
 
 
 @functools.cache

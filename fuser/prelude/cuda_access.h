@@ -256,6 +256,22 @@ template <int N, int W, typename I> FUSER_INLINE fuser_vector<int64_t, N> fuser_
   return to;
 }
 
+//@ fuser_taken
+// What the loop has read of a table for one element.
+template <typename S> struct fuser_taken { S value; };
+
+//@ fuser_picked
+template <typename S> FUSER_INLINE S fuser_picked(const fuser_taken<S>& piece) { return piece.value; }
+// An element of a part, if it is there.
+template <typename S> FUSER_INLINE fuser_vector<S, 1> fuser_pick(const S* from, int64_t place, bool is_there) {
+  fuser_vector<S, 1> to = {};
+  if (is_there) to.set(0, from[place]);
+  return to;
+}
+FUSER_INLINE bool fuser_is_inside(int64_t number, int64_t count) {
+  return static_cast<uint64_t>(number) < static_cast<uint64_t>(count);
+}
+
 //@ fuser_take
 extern "C" __device__ void __assertfail(const char*, const char*, unsigned int, const char*, size_t);
 // Where an entry of what stays in memory begins: one of `size`, which are `step` elements apart. Any other ends the
@@ -282,7 +298,6 @@ FUSER_INLINE fuser_vector<S, N> fuser_take_piece(
   const S* const from = fuser_entry(table, first, entry, step, size, wrap);
   return fuser_load<N, W>(from, left, reinterpret_cast<unsigned long long>(from) % (W * sizeof(S)) == 0);
 }
-template <typename S> struct fuser_taken { S value; };
 template <typename S>
 FUSER_INLINE S fuser_take(const fuser_taken<S>& piece, int64_t, int64_t, int64_t, int64_t, int64_t) {
   return piece.value;
