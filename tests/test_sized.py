@@ -396,15 +396,23 @@ def _filled(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     return made, torch.cat([made, made])
 
 
+def _windowed(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    made = torch.where(mask, x.t(), 2)
+    # The last row is in no window.
+    made.unfold(0, 2, 2).mul_(3)
+    return made, torch.cat([made, made])
+
+
 PERMUTED: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "filled": _filled,
+    "windows": _windowed,
     "dropped": lambda x, mask: torch.cat([F.dropout(x.t(), 0.5), mask * 1.0]),
 }
 
 
 @pytest.mark.cpu
 @pytest.mark.parametrize("name", PERMUTED)
-def test_what_torch_lays_out_anew_in_a_trace_lies_as_in_eager_torch(name: str) -> None:
+def test_what_torch_makes_otherwise_in_a_trace_is_as_in_eager_torch(name: str) -> None:
     function, mask = PERMUTED[name], torch.rand(33, 64) > 0.5
     fused = fuser.fuse(function)
     for needs_grad in (False, True):

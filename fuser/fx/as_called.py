@@ -13,11 +13,13 @@ __all__ = [
     "LAID_OUT",
     "VALUES_OF_MATRICES",
     "WARNS",
+    "WINDOWS",
     "AsCalled",
     "CountingLaidOut",
     "computes_idle_vectors",
     "count_laid_out",
     "multiply_as_called",
+    "writes_into_windows",
 ]
 
 _ATEN = torch.ops.aten
@@ -26,6 +28,7 @@ DIFFERENTIATED_OTHERWISE = frozenset("prod cumprod det logdet slogdet linalg_det
 # Why a trace is not to be used.
 WARNS = "torch warns of something"
 LAID_OUT = "torch lays out anew what it writes to, where it traces"
+WINDOWS = "torch puts windows that are written to back otherwise, where it traces"
 VALUES_OF_MATRICES = "torch computes values of matrices otherwise where it traces"
 _PRODUCTS = frozenset(("matmul", "__matmul__", "linalg_matmul"))
 # Of what computes vectors of a matrix, the item that is its values.
@@ -77,8 +80,21 @@ def count_laid_out(graph: fx.Graph, *, is_backward: bool = False) -> int:
     return sum(
         _is_laid_out(node.target, getattr(node.args[0], "meta", {}).get("val"), node.meta.get("val"))
         for node in nodes
-        if (node.meta.get("partitioner_tag") == "is_backward") == is_backward
+        if _is_of_backward_pass(node) == is_backward
     )
+
+
+def writes_into_windows(graph: fx.Graph) -> bool:
+    """Whether a trace makes a whole of windows (``unfold``) that the function wrote to.
+
+    It has zeros where there is no window, and sums where there are several: right for gradients of windows alone.
+    """
+    made = graph.find_nodes(op="call_function", target=_ATEN.unfold_backward.default)
+    return not all(map(_is_of_backward_pass, made))
+
+
+def _is_of_backward_pass(node: fx.Node) -> bool:
+    return node.meta.get("partitioner_tag") == "is_backward"
 
 
 def _is_laid_out(target: Any, given: Any, made: Any) -> bool:

@@ -16,10 +16,12 @@ from fuser.fx.as_called import (
     LAID_OUT,
     VALUES_OF_MATRICES,
     WARNS,
+    WINDOWS,
     AsCalled,
     CountingLaidOut,
     computes_idle_vectors,
     count_laid_out,
+    writes_into_windows,
 )
 from fuser.fx.call_kinds import asking_quietly, bind_constants, is_like, make_fakes
 from fuser.fx.taking_turns import Turn
@@ -115,6 +117,8 @@ def trace_joint(
             ahead, back = (count_laid_out(graph.graph, is_backward=item) for item in (False, True))
             if ahead > counting.count or (back and back > _count_backwards(mode, made, fakes, chosen)):
                 raise UnsupportedError(LAID_OUT)
+        if writes_into_windows(graph.graph):
+            raise UnsupportedError(WINDOWS)
         _prepare(graph)
         raise _Split(split_passes(graph, given, **settings))
 

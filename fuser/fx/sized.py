@@ -23,8 +23,10 @@ from fuser.fx.as_called import (
     LAID_OUT,
     VALUES_OF_MATRICES,
     WARNS,
+    WINDOWS,
     computes_idle_vectors,
     count_laid_out,
+    writes_into_windows,
 )
 from fuser.fx.call_kinds import Number, asking_quietly, at_start, find_read, is_like, key_of, lift
 from fuser.fx.effects import calls_torch_alone, is_random
@@ -336,6 +338,8 @@ def _trace_plainly(function: fx.GraphModule, mode: Any, fakes: Sequence[Any]) ->
         raise _NeverTracedError("it does more than to compute tensors")
     if count_laid_out(traced.graph) > laid_out:
         raise _NeverTracedError(LAID_OUT)
+    if writes_into_windows(traced.graph):
+        raise _NeverTracedError(WINDOWS)
     return traced
 
 
