@@ -56,6 +56,11 @@ class Application:
     scalars: tuple[int, ...] = ()
     name: str = ""
 
+    @property
+    def reads_no_elements(self) -> bool:
+        """Whether it takes shape, dtype and device of its tensors, and nothing else of them: no gradient passes."""
+        return self.function.is_index or self.function.op in {"arange", "full"}
+
     def __str__(self) -> str:
         """Such as ``axpy(v0, v1, alpha=v2)``."""
         scalars = zip(self.function.scalars, self.scalars, strict=False)

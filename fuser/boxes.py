@@ -231,7 +231,7 @@ class _Cutter:
     def _find_cuts(self, index: int, item: Application, shape: Shape) -> tuple[frozenset[int], ...]:
         function, form = item.function, item.function.form or ()
         found: list[set[int]] = [set() for _ in shape]
-        if function.is_index or function.op in {"arange", "full"}:
+        if item.reads_no_elements:
             return (frozenset(),) * len(shape)
         if function.op == "view" or function.is_view:
             (value,) = item.tensors

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from fuser import compiler, planner
-from fuser.autodiff.backward import DerivedGroup, build_backward, build_tangents
+from fuser.autodiff.backward import DerivedGroup, build_backward, build_tangents, find_differentiable
 from fuser.cxx.functor import parse_functor
 from fuser.function import Function, HandWritten, Isolation
 from fuser.graph import FusionGroup, GroupBuilder
 from fuser.kernel_spec import InputSpec, infer_typing
+from fuser.ops.arrangements import arange_function, full_like_function
 from fuser.tensor_desc import describe, input_specs
 
 SILU = "template <typename T> T silu(T x) { return x / (T(1) + exp(-x)); }"
@@ -124,6 +125,17 @@ def test_tangents_that_come_out_are_rounded() -> None:
     dtypes = {item.function.functor.entry: item.function.out_dtypes for item in derived.group.applications}
     assert dtypes["silu_jvp"] == (torch.float32,)
     assert dtypes["mul_jvp"] == (torch.bfloat16,)
+
+
+def test_no_gradient_goes_through_what_has_but_the_shape_of_a_tensor() -> None:
+    builder = GroupBuilder()
+    x, number = builder.add_input("x"), builder.add_input("number", default=2.0)
+    (gate,) = builder.apply(Function(parse_functor(SILU)), [x])
+    (filled,) = builder.apply(full_like_function(torch.float32, "preserve_format", 1), [number, gate])
+    (counted,) = builder.apply(arange_function(64, 0, 1, torch.float32), [gate])
+    group = builder.build([gate, filled, counted])
+    found = find_differentiable(group, infer_typing(group, specs_of(torch.float32) * 2, torch.float32), (0,))
+    assert [value in found for value in group.outputs] == [True, False, False]
 
 
 def test_isolation_is_part_of_a_group() -> None:

@@ -76,7 +76,7 @@ def find_differentiable(group: FusionGroup, typing: Typing, inputs: Collection[i
     """Return the values of floating or complex dtype that depend on ``inputs`` through such values only."""
     found = {value for value in inputs if is_continuous(typing.values[value])}
     for application, offset in zip(group.applications, group.value_offsets(), strict=True):
-        if not found.isdisjoint((*application.tensors, *application.scalars)):
+        if not (application.reads_no_elements or found.isdisjoint((*application.tensors, *application.scalars))):
             made = range(offset, offset + application.function.num_outputs)
             found |= {value for value in made if is_continuous(typing.values[value])}
     return frozenset(found)
