@@ -294,6 +294,36 @@ def test_the_memory_of_what_is_computed_cannot_be_asked_for(x: torch.Tensor) -> 
         fuser.fuse(lambda x: x * 2 if x.relu().data_ptr() == x.data_ptr() else x)(x)
 
 
+def squeezed_in_place(x: Any) -> Any:
+    x.squeeze_()
+    return x * 2 if x.dim() == 2 else x + 1
+
+
+def turned_in_place(x: Any) -> Any:
+    row = x[None][0]
+    row.t_()
+    return row * 2 if row.shape[0] > 5 else row + 1
+
+
+ANY_DIMS: dict[str, Callable[..., Any]] = {
+    "squeezed": lambda x: (lambda y: y * 2 if y.dim() == 2 else y + 1)((x + 1).squeeze()),
+    "a dtype": lambda x: x + ((x + 1).squeeze() * torch.ones(1, dtype=torch.float16)).dtype.itemsize,
+    "in place": squeezed_in_place,
+    "turned in place": turned_in_place,
+}
+
+
+@pytest.mark.parametrize("name", ANY_DIMS)
+def test_dims_that_sizes_decide_and_what_is_turned_in_place_are_asked_again(name: str) -> None:
+    function = ANY_DIMS[name]
+    fused = fuser.fuse(function)
+    for shape in ((4, 6), (4, 1), (1, 1), (4, 3), (4, 6)):
+        x = draw(shape, torch.float32, seed=1)
+        found, wanted = fused(x.clone()), function(x.clone())
+        assert found.dtype == wanted.dtype
+        assert torch.equal(found, wanted)
+
+
 def test_ndim_of_another_tensor() -> None:
     check(TENSORS["ndim"], (torch.ones(3),), (torch.ones(3, 4),), (torch.ones(2, 3, 4),))
 

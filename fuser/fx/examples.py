@@ -21,6 +21,7 @@ from torch._functorch.eager_transforms import enable_inplace_requires_grad
 from torch.utils import _pytree as pytree
 
 from fuser.errors import TracingError
+from fuser.fx.effects import calls_torch_alone
 from fuser.process import is_of_current_handler
 from fuser.warming.follow import keeping_nothing
 
@@ -45,6 +46,12 @@ _VIEWS = frozenset(
     "chunk split split_with_sizes tensor_split hsplit vsplit dsplit unbind narrow select t transpose permute unsqueeze "
     "squeeze".split()
 )
+# Of these the sizes say how many dimensions a result has, and with that its dtype beside others.
+_OF_ANY_DIMS = frozenset(
+    "squeeze squeeze_ cov corrcoef solve linalg_solve solve_ex linalg_solve_ex lstsq linalg_lstsq".split()
+)
+# What gives a tensor another shape or other strides, in place.
+_TURNS = frozenset("as_strided_ resize_ resize_as_ set_ squeeze_ swapaxes_ swapdims_ t_ transpose_ unsqueeze_".split())
 
 
 def is_kind_question(name: str) -> bool:
@@ -236,7 +243,10 @@ class _FactWriter:
         # It is about a tensor that is computed: all that its kind, or its shape, may come from.
         name = _name_question(node)
         what = "kind" if name in _KIND_QUESTIONS else "dims" if name in _DIM_QUESTIONS else "sizes"
-        for leaf in filter(_is_leaf, _find_sources(node)):
+        sources = _find_sources(node)
+        if any(map(_may_have_any_dims, sources)):
+            what = "sizes"
+        for leaf in filter(_is_leaf, sources):
             self.is_of_tensors = self.is_of_tensors and (self._is_tensor(leaf) or what == "kind")
             self._answer((leaf, what), _describe, (self._copy(leaf), what))
 
@@ -266,11 +276,13 @@ class _FactWriter:
         return is_told or _is_view(node) or not any(map(self._is_tensor, node.all_input_nodes))
 
     def _is_repeatable(self, node: fx.Node) -> bool:
-        # Numbers and the like, of arguments, tensors that the function holds, and views of those.
+        # Numbers and the like, of arguments, tensors that the function holds, and views of those, as they are given.
         stack, seen = [node], set()
         while stack:
             current = stack.pop()
-            if current in seen or current.op in {"placeholder", "get_attr"}:
+            if _is_turned(current):
+                return False
+            if current in seen or _is_leaf(current):
                 continue
             seen.add(current)
             found = pytree.tree_leaves(self._examples.find(current))
@@ -283,7 +295,7 @@ class _FactWriter:
 def _name_question(node: fx.Node) -> str:
     if node.target is getattr:
         return str(node.args[1])
-    return node.target if isinstance(node.target, str) else node.target.__name__
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
 
 
 def _is_view(node: fx.Node) -> bool:
@@ -292,6 +304,15 @@ def _is_view(node: fx.Node) -> bool:
         return all(type(item) in _PLACES for item in index)
     name = _name_question(node)
     return name in _VIEWS and (node.op == "call_method" or node.target is getattr(torch, name))
+
+
+def _is_turned(node: fx.Node) -> bool:
+    return any(_name_question(user) in _TURNS for user in node.users)
+
+
+def _may_have_any_dims(node: fx.Node) -> bool:
+    is_users = node.op == "call_function" and not calls_torch_alone(node)
+    return is_users or _is_turned(node) or (not _is_leaf(node) and _name_question(node) in _OF_ANY_DIMS)
 
 
 _PLACES = (int, slice, types.EllipsisType, types.NoneType)
