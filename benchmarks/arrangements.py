@@ -78,6 +78,11 @@ def table(elements: int) -> tuple[Tensor, ...]:
     return *floats((5000, 64), dtype=BF16), torch.randint(0, 5000, (elements >> 6,), device=find_device())
 
 
+def features(elements: int) -> tuple[Tensor, ...]:
+    """Draw rows of 64 features and of 3, in float32."""
+    return floats((elements // 64, 64), (elements // 64, 3))
+
+
 def find_cases() -> dict[str, Case]:
     """Return the cases by name."""
     return {
@@ -96,6 +101,8 @@ def find_cases() -> dict[str, Case]:
         "repeat": Case(lambda x: x.repeat(1, 2) * 2, square),
         "gate": Case(gate, square),
         "rotation of pairs": Case(turn_pairs, pairs),
+        "features": Case(lambda x, y: torch.cat([x * 2, y + 1], 1), features),
+        "padded images": Case(lambda x: functional.pad(x * 2, (1, 1, 1, 1)), images),
         "embedding": Case(lambda table, entries: table[entries] * 2, table),
     }
 

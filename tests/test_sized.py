@@ -71,8 +71,9 @@ def test_what_is_put_together_is_computed_where_it_lies(
                 check(fused(x, y), function(x, y))
     fuser.reset_stats()
     fused(x, y)
-    # What pads is written before and behind what is padded.
-    assert fuser.stats()["launches"] == {"dict": 2, "pad": 3, "part": 2}.get(name, 1)
+    # What pads is written before and behind what is padded; on a GPU it is chosen by its place.
+    padding = 1 if device == "cuda" else 3
+    assert fuser.stats()["launches"] == {"dict": 2, "pad": padding, "part": 2}.get(name, 1)
     assert not fuser.stats()["fallbacks"]
     if name not in {"dict", "halves"}:
         assert "not fused" not in str(fuser.explain(fused, x, y))
