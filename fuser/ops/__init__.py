@@ -26,7 +26,8 @@ from fuser.ops.binding import (
     is_known,
     needs_known,
 )
-from fuser.ops.binding_arrangements import is_bound_by_sizes, is_creation
+from fuser.ops.binding_arrangements import is_bound_by_sizes
+from fuser.ops.binding_creations import is_creation
 from fuser.ops.calls import (
     DEVICE_TYPE,
     IS_IN_MEMORY,

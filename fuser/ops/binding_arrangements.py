@@ -11,21 +11,19 @@ import torch
 
 from fuser.layout import Shape, Strides
 from fuser.ops.arrangements import (
-    arange_function,
     arrange,
     cat_function,
     eager_arrangement,
-    full_function,
-    full_like_function,
     pad_function,
     seen_through,
     take_function,
 )
-from fuser.ops.calls import IS_IN_MEMORY, OpCall, asking, is_constant, known_of
+from fuser.ops.binding_creations import bind_fill, creation_functions
+from fuser.ops.calls import IS_IN_MEMORY, OpCall, are_ints, is_constant, static_value
 from fuser.ops.index import index_function
 from fuser.ops.table import OPS, dtype_kind, holds_number, op_call
 
-__all__ = ["arrangement_functions", "is_bound_by_sizes", "is_creation"]
+__all__ = ["arrangement_functions", "is_bound_by_sizes"]
 
 _ATEN = torch.ops.aten
 # What is put together of more parts than this, or of parts of more sizes, takes as many launches. On a GPU those that
@@ -66,23 +64,7 @@ def arrangement_functions() -> dict[Any, Callable[..., OpCall | None]]:
         _ATEN.gather.default: _bind_gather,
         _ATEN.index.Tensor: _bind_index,
         _ATEN.clone.default: _bind_clone,
-        _ATEN.full.default: _bind_full,
-        **{getattr(_ATEN, name).default: _bind_filled(value) for name, value in (("zeros", 0), ("ones", 1))},
-        **{
-            getattr(_ATEN, f"new_{name}").default: _bind_new(value)
-            for name, value in (("full", None), ("zeros", 0), ("ones", 1))
-        },
-        **dict.fromkeys((_ATEN.fill.Scalar, _ATEN.fill.Tensor), _bind_fill),
-        _ATEN.zero.default: _bind_zero,
-        _ATEN.index_put.default: _bind_index_put,
-        _ATEN.scalar_tensor.default: _bind_scalar_tensor,
-        **{getattr(_ATEN.arange, name): _bind_arange for name in ("default", "start", "start_step")},
-        torch.ops.prims.iota.default: _bind_iota,
-        **{getattr(_ATEN, name).default: _bind_triangle(name) for name in ("tril", "triu")},
-        **{
-            getattr(_ATEN, f"{name}_like").default: _bind_like(value)
-            for name, value in (("full", None), ("zeros", 0), ("ones", 1))
-        },
+        **creation_functions(),
     }
 
 
@@ -90,11 +72,6 @@ _VIEWS = (
     "slice.Tensor", "select.int", "permute.default", "transpose.int", "t.default", "expand.default",
     "unsqueeze.default", "squeeze.default", "squeeze.dim", "squeeze.dims", "view.default", "unfold.default",
 )  # fmt: skip
-
-
-def is_creation(call: OpCall | None) -> bool:
-    """Whether a call makes a tensor of nothing but numbers."""
-    return call is not None and call.function.op in {"full", "arange"}
 
 
 # Overloads whose binders write sizes, strides or a dtype of the tensors at hand into what they return.
@@ -122,13 +99,13 @@ def _bind_view(name: str) -> Callable[..., OpCall | None]:
 
 def _bind_alias(self: Any) -> OpCall | None:
     # What is seen in the shape that it has; a view would have other strides where a dimension is of size 1.
-    value = _static(self)
+    value = static_value(self)
     return None if value is None else _view(self, "expand.default", tuple(value.shape))
 
 
 def _view(x: Any, name: str, *arguments: Any) -> OpCall | None:
     # A tensor without dimensions, or one that becomes so, has another weight in promotion afterwards.
-    value = _static(x)
+    value = static_value(x)
     frozen = tuple(tuple(item) if isinstance(item, list | tuple) else item for item in arguments)
     flat = [one for item in frozen for one in (item if isinstance(item, tuple) else (item,))]
     if value is None or not value.dim() or not all(one is None or type(one) is int for one in flat):
@@ -146,15 +123,8 @@ def _rank_seen(name: str, frozen: tuple[Any, ...], shape: Shape, strides: Stride
         return 0
 
 
-def _static(x: Any) -> torch.Tensor | None:
-    # What is known of a tensor whose sizes are numbers.
-    value = getattr(x, "meta", {}).get("val")
-    is_known = isinstance(value, torch.Tensor) and all(type(size) is int for size in (*value.shape, *value.stride()))
-    return value if is_known else None
-
-
 def _bind_cat(tensors: Any, dim: Any = 0) -> OpCall | None:
-    values = list(map(_static, tensors)) if isinstance(tensors, list | tuple) else []
+    values = list(map(static_value, tensors)) if isinstance(tensors, list | tuple) else []
     first = values[0] if values else None
     if first is None or type(dim) is not int or not 1 < len(values) <= MAX_PARTS:
         return None
@@ -168,7 +138,7 @@ def _bind_cat(tensors: Any, dim: Any = 0) -> OpCall | None:
 
 
 def _bind_stack(tensors: Any, dim: Any = 0) -> OpCall | None:
-    first = _static(tensors[0]) if isinstance(tensors, list | tuple) and tensors else None
+    first = static_value(tensors[0]) if isinstance(tensors, list | tuple) and tensors else None
     if first is None or type(dim) is not int or not 1 < len(tensors) <= MAX_PARTS:
         return None
     dim %= first.dim() + 1
@@ -184,8 +154,8 @@ def _bind_stack(tensors: Any, dim: Any = 0) -> OpCall | None:
 
 def _bind_roll(input: Any, shifts: Any, dims: Any = ()) -> OpCall | None:  # noqa: A002
     # The end of each dimension before its beginning. Without dimensions torch rolls all elements as one row.
-    value = _static(input)
-    if value is None or not _are_ints(shifts, dims) or not 0 < len(dims) == len(shifts):
+    value = static_value(input)
+    if value is None or not are_ints(shifts, dims) or not 0 < len(dims) == len(shifts):
         return None
     if not value.numel() or not _is_row_major(value):
         return None
@@ -210,8 +180,8 @@ def _pad(x: Any, dim: int, before: int, after: int, number: Any, *, is_contiguou
 def _bind_slice_backward(
     grad_output: Any, input_sizes: Any, dim: Any, start: Any, end: Any, step: Any
 ) -> OpCall | None:
-    value = _static(grad_output)
-    if value is None or not value.dim() or not _are_ints(dim, start, end, step, input_sizes):
+    value = static_value(grad_output)
+    if value is None or not value.dim() or not are_ints(dim, start, end, step, input_sizes):
         return None
     dim %= value.dim()
     size = input_sizes[dim]
@@ -237,7 +207,7 @@ def _bind_slice_backward(
 
 
 def _bind_select_backward(grad_output: Any, input_sizes: Any, dim: Any, index: Any) -> OpCall | None:
-    if not _are_ints(dim, index, input_sizes):
+    if not are_ints(dim, index, input_sizes):
         return None
     dim %= len(input_sizes)
     size = input_sizes[dim]
@@ -246,8 +216,8 @@ def _bind_select_backward(grad_output: Any, input_sizes: Any, dim: Any, index: A
 
 
 def _bind_pad(input: Any, pad: Any, value: Any = 0) -> OpCall | None:  # noqa: A002
-    known = _static(input)
-    if known is None or not _are_ints(pad) or not is_constant(value) or not holds_number(known.dtype, value):
+    known = static_value(input)
+    if known is None or not are_ints(pad) or not is_constant(value) or not holds_number(known.dtype, value):
         return None
     every = [(known.dim() - 1 - slot, pad[2 * slot], pad[2 * slot + 1]) for slot in range(len(pad) // 2)]
     # What is taken away is taken first.
@@ -275,8 +245,8 @@ def _bind_pad(input: Any, pad: Any, value: Any = 0) -> OpCall | None:  # noqa: A
 
 
 def _bind_repeat(self: Any, repeats: Any) -> OpCall | None:
-    value = _static(self)
-    if value is None or not isinstance(repeats, list | tuple) or not _are_ints(repeats) or min(repeats, default=0) < 1:
+    value = static_value(self)
+    if value is None or not isinstance(repeats, list | tuple) or not are_ints(repeats) or min(repeats, default=0) < 1:
         return None
     shape = (*[1] * (len(repeats) - value.dim()), *value.shape)
     opened = [one for size in shape for one in (1, size)]
@@ -287,7 +257,7 @@ def _bind_repeat(self: Any, repeats: Any) -> OpCall | None:
 
 def _bind_pixel_shuffle(self: Any, upscale_factor: Any) -> OpCall | None:
     value, by = _image(self), upscale_factor
-    if value is None or not _are_ints(by) or by < 1 or value.shape[-3] % by**2:
+    if value is None or not are_ints(by) or by < 1 or value.shape[-3] % by**2:
         return None
     *lead, channels, height, width = value.shape
     opened = (*lead, channels // by**2, by, by, height, width)
@@ -298,7 +268,7 @@ def _bind_pixel_shuffle(self: Any, upscale_factor: Any) -> OpCall | None:
 
 def _bind_pixel_unshuffle(self: Any, downscale_factor: Any) -> OpCall | None:
     value, by = _image(self), downscale_factor
-    if value is None or not _are_ints(by) or by < 1 or value.shape[-2] % by or value.shape[-1] % by:
+    if value is None or not are_ints(by) or by < 1 or value.shape[-2] % by or value.shape[-1] % by:
         return None
     *lead, channels, height, width = value.shape
     opened = (*lead, channels, height // by, by, width // by, by)
@@ -309,7 +279,7 @@ def _bind_pixel_unshuffle(self: Any, downscale_factor: Any) -> OpCall | None:
 
 def _bind_channel_shuffle(input: Any, groups: Any) -> OpCall | None:  # noqa: A002
     value = _image(input)
-    if value is None or not _are_ints(groups) or groups < 1 or value.shape[1] % groups:
+    if value is None or not are_ints(groups) or groups < 1 or value.shape[1] % groups:
         return None
     batch, channels, *rest = value.shape
     opened = (batch, groups, channels // groups, *rest)
@@ -319,7 +289,7 @@ def _bind_channel_shuffle(input: Any, groups: Any) -> OpCall | None:  # noqa: A0
 def _image(x: Any) -> torch.Tensor | None:
     # What is known of a tensor with channels, height and width, or length, in row-major order: of one in another format
     # ATen's results lie so on the CPU alone.
-    value = _static(x)
+    value = static_value(x)
     is_plain = value is not None and value.dim() >= 3 and value.numel() > 0 and _is_row_major(value)
     return value if is_plain else None
 
@@ -346,19 +316,19 @@ def _bind_slice_scatter(
     end: Any = None,
     step: Any = 1,
 ) -> OpCall | None:
-    value = _static(input)
-    if value is None or not value.dim() or step != 1 or not _are_ints(dim):
+    value = static_value(input)
+    if value is None or not value.dim() or step != 1 or not are_ints(dim):
         return None
     start, end = 0 if start is None else start, _END if end is None else end
-    if not _are_ints(start, end):
+    if not are_ints(start, end):
         return None
     start, end, _ = slice(start, end).indices(value.shape[dim])
     return _put(input, src, dim % value.dim(), start, end) if start < end else None
 
 
 def _bind_select_scatter(input: Any, src: Any, dim: Any, index: Any) -> OpCall | None:  # noqa: A002
-    value = _static(input)
-    if value is None or not value.dim() or not _are_ints(dim, index):
+    value = static_value(input)
+    if value is None or not value.dim() or not are_ints(dim, index):
         return None
     dim %= value.dim()
     index += value.shape[dim] if index < 0 else 0
@@ -368,8 +338,8 @@ def _bind_select_scatter(input: Any, src: Any, dim: Any, index: Any) -> OpCall |
 
 def _put(x: Any, part: Any, dim: int, start: int, stop: int) -> OpCall | None:
     # The tensor with a part in place of its own.
-    value = _static(x)
-    known = _static(part.tensors[0] if isinstance(part, OpCall) else part)
+    value = static_value(x)
+    known = static_value(part.tensors[0] if isinstance(part, OpCall) else part)
     if value is None or known is None or known.dtype != value.dtype:
         return None
     source = part.tensors[0] if isinstance(part, OpCall) else part
@@ -392,7 +362,7 @@ _FILLS = frozenset((_ATEN.fill.Scalar, _ATEN.fill.Tensor))
 
 def _put_number(x: Any, column: int, number: Any) -> OpCall | None:
     # Chosen by each element's column: vectors of rows stay whole.
-    filled = _bind_fill(x, number)
+    filled = bind_fill(x, number)
     if filled is None or dtype_kind(x.meta["val"].dtype) not in OPS["where"].kinds:
         return None
     return op_call("where", op_call("eq", OpCall(index_function(1, (-1,)), (x,)), column), filled, x)
@@ -418,13 +388,13 @@ def _bind_embedding(
 
 
 def _bind_index_select(input: Any, dim: Any, index: Any) -> OpCall | None:  # noqa: A002
-    entries = _static(index)
+    entries = static_value(index)
     return _take("index_select", input, dim, index) if entries is not None and entries.dim() == 1 else None
 
 
 def _bind_gather(input: Any, dim: Any, index: Any, *, sparse_grad: Any = False) -> OpCall | None:  # noqa: A002, ARG001
     # Entries that are none may have fewer dimensions.
-    table, entries = _static(input), _static(index)
+    table, entries = static_value(input), static_value(index)
     is_alike = table is not None and entries is not None and table.dim() == entries.dim()
     return _take("gather", input, dim, index) if is_alike else None
 
@@ -438,10 +408,10 @@ def _bind_index(input: Any, indices: Any) -> OpCall | None:  # noqa: A002
 
 def _take(op: str, table: Any, dim: Any, entries: Any) -> OpCall | None:
     # On the CPU torch raises where an entry is out of range, which a kernel there could not.
-    value, at = _static(table), _static(entries)
+    value, at = static_value(table), static_value(entries)
     if value is None or at is None or not value.is_cuda or not at.is_cuda or at.dtype not in _ENTRIES:
         return None
-    if not value.dim() or not at.dim() or not _are_ints(dim) or not _is_in_memory(table):
+    if not value.dim() or not at.dim() or not are_ints(dim) or not _is_in_memory(table):
         return None
     function = take_function(op, dim % value.dim(), value.dim(), at.dim())
     made = eager_arrangement(function, [torch.empty_like(item, device="meta") for item in (value, at)])
@@ -485,7 +455,7 @@ def _bind_glu(input: Any, dim: Any = -1) -> OpCall | None:  # noqa: A002
 
 def _bind_glu_backward(grad_output: Any, self: Any, dim: Any) -> OpCall | None:
     parts = _halves(self, dim)
-    value = _static(self)
+    value = static_value(self)
     if parts is None or value is None:
         return None
     first = OpCall(OPS["glu_backward_first"].function, (grad_output, parts[1]))
@@ -494,8 +464,8 @@ def _bind_glu_backward(grad_output: Any, self: Any, dim: Any) -> OpCall | None:
 
 
 def _halves(x: Any, dim: Any) -> tuple[OpCall, OpCall] | None:
-    value = _static(x)
-    if value is None or not value.dim() or not _are_ints(dim) or value.shape[dim] % 2:
+    value = static_value(x)
+    if value is None or not value.dim() or not are_ints(dim) or value.shape[dim] % 2:
         return None
     half = value.shape[dim] // 2
     first, second = (_view(x, "slice.Tensor", dim, *ends) for ends in ((0, half), (half, _END)))
@@ -518,167 +488,3 @@ _CHANNELS_LAST = {
     torch.channels_last: ((0, 2, 3, 1), (0, 3, 1, 2)),
     torch.channels_last_3d: ((0, 2, 3, 4, 1), (0, 4, 1, 2, 3)),
 }
-
-
-# --- one number for all -----------------------------------------------------------------------------------------
-def _full(shape: Sequence[Any], strides: Sequence[int], number: Any, dtype: Any) -> OpCall | None:
-    # Which device it is on is for whoever takes it into a group to say: a tensor of that device comes second.
-    dtype = dtype or {bool: torch.bool, int: torch.int64}.get(type(number), torch.get_default_dtype())
-    if not is_constant(number) or not holds_number(dtype, number):
-        return None
-    return OpCall(full_function(tuple(shape), tuple(strides), dtype), (number,))
-
-
-def _bind_full(
-    size: Any,
-    fill_value: Any,
-    *,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,  # noqa: ARG001
-    pin_memory: Any = None,
-) -> OpCall | None:
-    if not isinstance(size, list | tuple) or not _are_ints(size) or layout not in (None, torch.strided) or pin_memory:
-        return None
-    made = torch.empty(tuple(size), device="meta")
-    return _full(made.shape, made.stride(), fill_value, dtype)
-
-
-def _bind_filled(number: int) -> Callable[..., OpCall | None]:
-    def bind(
-        size: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
-    ) -> OpCall | None:
-        dtype = dtype or torch.get_default_dtype()
-        return _bind_full(size, number, dtype=dtype, layout=layout, device=device, pin_memory=pin_memory)
-
-    return bind
-
-
-def _bind_scalar_tensor(
-    s: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
-) -> OpCall | None:
-    return _bind_full(
-        (), s, dtype=dtype or torch.get_default_dtype(), layout=layout, pin_memory=pin_memory, device=device
-    )
-
-
-def _bind_like(number: int | None) -> Callable[..., OpCall | None]:
-    def bind(
-        input: Any,  # noqa: A002
-        fill_value: Any = number,
-        *,
-        dtype: Any = None,
-        layout: Any = None,
-        device: Any = None,
-        pin_memory: Any = None,
-        memory_format: Any = None,
-    ) -> OpCall | None:
-        value = _static(input)
-        if value is None or layout not in (None, torch.strided) or pin_memory or device not in (None, value.device):
-            return None
-        dtype = dtype or value.dtype
-        if not is_constant(fill_value) or not holds_number(dtype, fill_value):
-            return None
-        kind = str(memory_format or torch.preserve_format).removeprefix("torch.")
-        return OpCall(full_like_function(dtype, kind, value.dim()), (fill_value, input))
-
-    return bind
-
-
-def _bind_new(number: int | None) -> Callable[..., OpCall | None]:
-    def bind(
-        self: Any,
-        size: Any,
-        fill_value: Any = number,
-        *,
-        dtype: Any = None,
-        layout: Any = None,
-        device: Any = None,
-        pin_memory: Any = None,
-    ) -> OpCall | None:
-        value = _static(self)
-        if value is None or device not in (None, value.device):
-            return None
-        call = _bind_full(size, fill_value, dtype=dtype or value.dtype, layout=layout, pin_memory=pin_memory)
-        # Of another tensor it may have another dtype.
-        return call and OpCall(call.function, (*call.tensors, self))
-
-    return bind
-
-
-@asking
-def _bind_fill(input: Any, value: Any) -> OpCall | None:  # noqa: A002
-    known = known_of(input)
-    if known is None:
-        return None
-    is_held = holds_number(known.dtype, value) if is_constant(value) else _is_one_element(value, known.dtype)
-    return OpCall(OPS["fill"].function, (input, value)) if is_held else None
-
-
-@asking
-def _bind_zero(self: Any) -> OpCall | None:
-    known = known_of(self)
-    return None if known is None else _bind_fill(self, False if known.dtype is torch.bool else 0)
-
-
-def _bind_index_put(input: Any, indices: Any, values: Any, accumulate: Any = False) -> OpCall | None:  # noqa: A002
-    # One number at the places of a mask, as ``x[mask] = 0`` writes it.
-    mask = indices[0] if isinstance(indices, list | tuple) and len(indices) == 1 else None
-    value, places = _static(input), _static(mask)
-    if value is None or places is None or accumulate is not False:
-        return None
-    if places.dtype is not torch.bool or places.shape != value.shape or not _is_one_element(values, value.dtype):
-        return None
-    return OpCall(OPS["masked_put"].function, (input, mask, values))
-
-
-def _is_one_element(x: Any, dtype: torch.dtype) -> bool:
-    # Of another dtype torch asks for the number, and whether its own can hold it.
-    known = known_of(x)
-    return known is not None and known.rank == 0 and known.dtype is dtype
-
-
-def _bind_arange(
-    start: Any,
-    end: Any = None,
-    step: Any = 1,
-    *,
-    dtype: Any = None,
-    layout: Any = None,  # noqa: ARG001
-    device: Any = None,  # noqa: ARG001
-    pin_memory: Any = None,
-) -> OpCall | None:
-    start, end = (0, start) if end is None else (start, end)
-    is_known = _are_ints(start, end, step) and start >= 0 and step > 0 and end >= start and not pin_memory
-    if not is_known or dtype not in (None, torch.int64, torch.int32):
-        return None
-    return OpCall(arange_function(len(range(start, end, step)), start, step, dtype or torch.int64), ())
-
-
-def _bind_iota(
-    length: Any,
-    *,
-    start: Any,
-    step: Any,
-    dtype: Any,
-    device: Any,  # noqa: ARG001
-    requires_grad: Any,  # noqa: ARG001
-) -> OpCall | None:
-    if not _are_ints(length, start, step):
-        return None
-    return _bind_arange(start, start + length * step, step, dtype=dtype)
-
-
-def _bind_triangle(name: str) -> Callable[..., OpCall | None]:
-    def bind(input: Any, diagonal: Any = 0) -> OpCall | None:  # noqa: A002
-        if not _are_ints(diagonal):
-            return None
-        row, column = (OpCall(index_function(1, (dim,)), (input,)) for dim in (-2, -1))
-        return OpCall(OPS[name].function, (input, row, column), {"diagonal": diagonal})
-
-    return bind
-
-
-def _are_ints(*items: Any) -> bool:
-    # Of lists, each item.
-    return all(_are_ints(*item) if isinstance(item, list | tuple) else type(item) is int for item in items)

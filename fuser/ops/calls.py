@@ -26,6 +26,7 @@ __all__ = [
     "Known",
     "OpCall",
     "answer",
+    "are_ints",
     "asking",
     "asking_of_numbers",
     "bind_for",
@@ -36,6 +37,7 @@ __all__ = [
     "known_of",
     "note_answer",
     "question_of",
+    "static_value",
     "tensor_first",
 ]
 
@@ -227,3 +229,15 @@ def find_numerics() -> str:
 
 
 _numerics: ContextVar[str | None] = ContextVar("numerics", default=None)
+
+
+def static_value(x: Any) -> torch.Tensor | None:
+    """Return what is known of a tensor whose sizes are numbers."""
+    value = getattr(x, "meta", {}).get("val")
+    is_known = isinstance(value, torch.Tensor) and all(type(size) is int for size in (*value.shape, *value.stride()))
+    return value if is_known else None
+
+
+def are_ints(*items: Any) -> bool:
+    """Whether all are integers; of lists, each item."""
+    return all(are_ints(*item) if isinstance(item, list | tuple) else type(item) is int for item in items)
