@@ -19,7 +19,7 @@ from graph_checks import trace
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import fuser
-from fuser import boxes
+from fuser import view_steps
 from fuser.compiler import register
 from fuser.cxx.functor import parse_functor
 from fuser.function import Function
@@ -495,7 +495,7 @@ def test_expanded_tensors_lie_as_torchs() -> None:
             wanted: Any = tuple(x.expand(to).shape), x.expand(to).stride()
         except RuntimeError:
             wanted = None
-        assert boxes._expand(tuple(shape), tuple(strides), tuple(to)) == wanted
+        assert view_steps._expand(tuple(shape), tuple(strides), tuple(to)) == wanted
 
 
 @pytest.mark.cpu
