@@ -23,6 +23,7 @@ import torch
 
 from fuser import torch_ops as ops
 from fuser.application import Application
+from fuser.cxx.functor import takes_anything
 from fuser.dtypes import Rank
 from fuser.errors import UnsupportedError
 from fuser.graph import FusionGroup, GroupBuilder
@@ -443,6 +444,8 @@ class _Cutter:
 
     def _computed(self, index: int, item: Application, steps: Steps) -> None:
         shape = self.shapes[self.offsets[index]]
+        if item.function.op is None and not takes_anything(item.function.functor):
+            self._refuse_beyond(shape, steps, "a functor that is not for zeros")
         tensors = [self._find(value, (*self._widen(value, shape), *steps)) for value in item.tensors]
         made = self.builder.apply(item.function, tensors, [self._find(value, ()) for value in item.scalars], item.name)
         for slot, handle in enumerate(made):
@@ -486,8 +489,14 @@ class _Cutter:
             handle = self._cast(handle, self.typing.values[made])
         self.handles[made, steps] = handle
 
+    def _refuse_beyond(self, shape: Shape, steps: Steps, what: str) -> None:
+        # Beyond a part nothing is there, and zeros take its place.
+        if self._bounds(shape, steps):
+            raise UnsupportedError(f"{what}, in a part of what one formula makes")
+
     def _taken(self, made: int, item: Application, steps: Steps) -> int:
         # Of each element its entry along one dimension, and where in memory those begin.
+        self._refuse_beyond(self.shapes[made], steps, "a read at entries")
         op, dim, axes, own, _ = item.function.form or ()
         table, entries = item.tensors
         found = self._find_memory(table)
@@ -532,6 +541,7 @@ class _Cutter:
 
     def _summed(self, made: int, item: Application, steps: Steps) -> int:
         # Of each element the first and the last of what is added up, and where in memory those begin.
+        self._refuse_beyond(self.shapes[made], steps, "a sum of what goes to one entry")
         adding, dim, _ = item.function.form or ()
         table, order, begins = item.tensors
         desc, shape = self.given[table][0], self.shapes[made]

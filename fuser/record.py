@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
 from torch._C._dynamo import guards
 
-from fuser.cxx.functor import Functor
+from fuser.cxx.functor import is_steady
 from fuser.geometry import Flat
 from fuser.plan import Plan, Step
 
@@ -24,10 +23,6 @@ TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter)
 NUMBER_TYPES = (bool, int, float, complex)
 # torch.compile's allocators: they take (shape, strides, dtype), use the current device and skip the dispatcher.
 _ALLOCATE: dict[str, Any] = {kind: getattr(guards, f"_empty_strided_{kind}") for kind in ("cpu", "cuda")}
-
-_ENDLESS = frozenset({"while", "do", "goto"})
-_LOOP = r"\bfor\b[^;]*;([^;]*);"
-_BOUNDED = r"\s*\w+\s*[<>!]=?\s*\d+\s*$"
 
 
 class Recorded(NamedTuple):
@@ -109,13 +104,6 @@ def pack_step(step: Step, input_count: int, template: Any) -> tuple[Any, ...]:
         step.numbers,
         packer.number_codes,
         launch.is_parallel,
-        all(map(_is_steady, step.kernel.source.functors)),
+        all(map(is_steady, step.kernel.source.functors)),
         step.name,
     )
-
-
-@lru_cache(maxsize=1024)
-def _is_steady(functor: Functor) -> bool:
-    """Whether a functor takes the same time whatever the data, as far as its text shows: no loop without a bound."""
-    loops = re.findall(_LOOP, functor.source)
-    return functor.words.isdisjoint(_ENDLESS) and all(re.match(_BOUNDED, loop) for loop in loops)

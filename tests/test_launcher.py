@@ -26,10 +26,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fuser
 from fuser import launcher
-from fuser.cxx.functor import parse_functor
+from fuser.cxx.functor import is_steady, parse_functor
 from fuser.errors import ArgumentError, FuserError, GradientError
 from fuser.python_launcher import PythonLauncher
-from fuser.record import _ALLOCATE, Recorded, _is_steady
+from fuser.record import _ALLOCATE, Recorded
 
 pytestmark = pytest.mark.cpu
 
@@ -1058,7 +1058,7 @@ def test_long_kernels_run_without_the_gil(body: str, calls: int) -> None:
 
 @needs_c
 @pytest.mark.parametrize(
-    ("body", "is_steady"),
+    ("body", "steady"),
     [
         ("return x;", True),
         ("for (int i = 0; i < 8; ++i) x += i; return x;", True),
@@ -1070,8 +1070,9 @@ def test_long_kernels_run_without_the_gil(body: str, calls: int) -> None:
         ("again: x -= 1; if (x > 0) goto again; return x;", False),
     ],
 )
-def test_what_may_keep_the_gil(body: str, is_steady: bool) -> None:
-    assert _is_steady(parse_functor(f"template <typename T> T f(T x) {{ {body} }}")) is is_steady
+def test_what_may_keep_the_gil(body: str, steady: bool) -> None:
+    functor = parse_functor(f"template <typename T> T f(T x) {{ {body} }}")
+    assert is_steady(functor) is steady
 
 
 def test_reductions_with_out_are_replayed_unless_it_is_an_input() -> None:

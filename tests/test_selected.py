@@ -17,6 +17,10 @@ from fuser.codegen import build_source
 from fuser.compiler import register
 from fuser.cuda.backend import compile_cubin
 from fuser.cuda.dialect import DIALECT
+from fuser.cxx.functor import parse_functor
+from fuser.function import Function
+from fuser.graph import GroupBuilder
+from fuser.ops.arrangements import cat_function
 from fuser.planner import plan_texts
 
 ATEN = torch.ops.aten
@@ -91,6 +95,42 @@ def test_where_to_choose_takes_longer_pieces_are_written_apart() -> None:
         plans = plan_texts(register(group), given, torch.device("cuda"))
         assert len(plans) == count
         assert not any(spec.group.picks for spec, _ in plans)
+
+
+@pytest.mark.parametrize("name", ["embedding", "index", "entries that are computed"])
+def test_what_is_read_at_entries_is_no_part_of_one_formula(name: str) -> None:
+    # Of zeros in their place beyond a part, which may be no entries, and at places that are not in the table.
+    def read(call: Any, table: Any, entries: Any, y: Any) -> Any:
+        if name == "index":
+            return call(ATEN.cat.default, [y, twice(call, call(ATEN.index.Tensor, table, [entries]))], -1)
+        if name == "entries that are computed":
+            entries = call(ATEN.sub.Tensor, entries, 3)
+        return call(ATEN.cat.default, [y, twice(call, call(ATEN.embedding.default, table, entries))], -1)
+
+    group, given = find_call(read, (draw(50, 7), torch.arange(3, 9), draw(6, 1)))
+    plans = plan_texts(register(group), given, torch.device("cuda"))
+    assert len(plans) == 2
+    assert not any(spec.group.picks for spec, _ in plans)
+
+
+@pytest.mark.parametrize(
+    ("body", "is_chosen"),
+    [
+        ("return x * 2;", True),
+        ("for (int i = 0; i < 3; ++i) x += x; return x;", True),
+        ("while (x < 100) x *= 2; return x;", False),  # of zero never
+        ("const T table[3] = {1, 2, 3}; return table[(int)x - 1];", False),
+        ("if (x == 0) __trap(); return x;", False),
+        ('printf("%g\\n", double(x)); return x;', False),
+    ],
+)
+def test_functors_see_no_zeros_that_they_are_not_for(body: str, is_chosen: bool) -> None:
+    builder = GroupBuilder()
+    x, y = builder.add_input("x"), builder.add_input("y")
+    functor = Function(parse_functor(f"template <typename T> T own(T x) {{ {body} }}"))
+    group = builder.build(builder.apply(cat_function(2, 1), [*builder.apply(functor, [x]), y]))
+    plans = plan_texts(register(group), [draw(6, 7), draw(6, 1)], torch.device("cuda"))
+    assert [bool(spec.group.picks) for spec, _ in plans] == ([True] if is_chosen else [False] * 2)
 
 
 ON_GPU: dict[str, Callable[[Tensor, Tensor], Any]] = {

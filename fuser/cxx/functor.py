@@ -30,8 +30,10 @@ __all__ = [
     "Reading",
     "Role",
     "describe_call",
+    "is_steady",
     "parse_functor",
     "read_text",
+    "takes_anything",
 ]
 
 # What is no ASCII and ends no line, unless a comment or a text holds it.
@@ -41,6 +43,12 @@ MATH_FUNCTIONS = frozenset(
     "acos acosh asin asinh atan atan2 atanh cbrt ceil cos cosh erf erfc exp exp2 expm1 fabs floor fmod hypot lgamma "
     "log log10 log1p log2 nearbyint pow remainder rint round rsqrt sin sinh sqrt tan tanh tgamma trunc".split()
 )
+
+# What loops without a bound that is a number, and what others see: an end of more than the functor, and what it says.
+_ENDLESS = frozenset({"while", "do", "goto"})
+_LOOP = r"\bfor\b[^;]*;([^;]*);"
+_BOUNDED = r"\s*\w+\s*[<>!]=?\s*\d+\s*$"
+_SEEN = frozenset({"assert", "printf", "__assertfail", "__assert_fail", "__trap", "__builtin_trap", "asm"})
 
 
 class Role(Enum):
@@ -154,6 +162,19 @@ class Functor:
     def error(self, problem: Problem) -> FunctorError:
         """Return the error that shows a problem in the user's text."""
         return _error(self.source, problem)
+
+
+@lru_cache(maxsize=1024)
+def is_steady(functor: Functor) -> bool:
+    """Whether a functor takes the same time whatever the data, as far as its text shows: no loop without a bound."""
+    loops = re.findall(_LOOP, functor.source)
+    return functor.words.isdisjoint(_ENDLESS) and all(re.match(_BOUNDED, loop) for loop in loops)
+
+
+def takes_anything(functor: Functor) -> bool:
+    """Whether a functor comes to something, as far as its text shows, also of numbers that it was not written for."""
+    # No place in an array is one beyond it.
+    return is_steady(functor) and "[" not in functor.source and functor.words.isdisjoint(_SEEN)
 
 
 def describe_call(
