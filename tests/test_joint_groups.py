@@ -431,3 +431,12 @@ def test_explain_says_why_a_call_is_fused_by_halves(function: Any, needs_grad: b
     found = fuser.explain(fuser.fuse(function), torch.randn(4, 4, requires_grad=needs_grad))
     assert [remark in item for item in found.remarks] == [True] * bool(remark)
     assert all(str(found).endswith(item) for item in found.remarks)
+
+
+@pytest.mark.cpu
+def test_explain_says_that_a_call_with_numbers_is_differentiated_node_by_node() -> None:
+    x = torch.randn(4, 4, requires_grad=True)
+    for function, given in ((lambda x, n: ((x @ x) * n).exp() @ x, (2.5,)), (lambda x: ((x @ x) * 2).exp() @ x, ())):
+        remarks = fuser.explain(fuser.fuse(function), x, *given).remarks
+        remark = "node by node: it takes numbers, and arranges nothing"
+        assert [remark in item for item in remarks] == [True] * len(given)

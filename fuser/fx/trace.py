@@ -458,11 +458,13 @@ class FusedFunction(Replayer, Generic[P, R]):
         draws_in_kernels = is_differentiated and mode.device_type == "cuda"
         is_sized = arranges(traced.graph_module, draws_in_kernels=draws_in_kernels)
         # Node by node, terms of one tensor's gradient would be added in another order than torch's; calls with numbers
-        # are replayed so alone.
+        # are replayed so alone, unless there are graphs for known sizes.
         has_derivatives = any(isinstance(item, DifferentiableFusion) for item in traced.graph_module.modules())
-        has_derivatives &= all(isinstance(leaf, torch.Tensor) for leaf in leaves)
+        apart = ""
         may_join = is_differentiated and (is_sized or has_derivatives)
-        apart = why_not_at_once(nodes) if may_join else ""
+        if may_join:
+            is_replayed = is_sized or all(isinstance(leaf, torch.Tensor) for leaf in leaves)
+            apart = why_not_at_once(nodes) if is_replayed else "it takes numbers, and arranges nothing"
         joint = JointFunction(nodes) if may_join and not apart else None
         if joint is None and (mode.is_differentiated or not is_sized):
             return self._owned(Entry(traced, None, self._launcher_of(traced, None, key), run, mode, apart=apart))
