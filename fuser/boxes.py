@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from math import prod
 from typing import Generic, NamedTuple, TypeVar
 
 import torch
@@ -38,9 +39,9 @@ __all__ = ["Boxes", "cut_boxes"]
 MAX_BOXES = 32
 # Of values in all boxes: kernels that are longer take long to compile.
 MAX_VALUES = 512
-# Of rows that one formula makes, and how many parts it reads, also of narrow elements, for which to choose takes longer
-# than memory; and what a GPU's memory reads and writes at once. Measured on an H100.
-MAX_SELECTED_BYTES, MAX_PICKS, MAX_NARROW_PICKS, SECTOR_BYTES = 2048, 8, 1, 32
+# Of rows that one formula makes, and how many parts it reads; of narrow elements, for which to choose takes longer than
+# memory, where boxes would be a few launches; and what a GPU's memory reads and writes at once. Measured on an H100.
+MAX_SELECTED_BYTES, MAX_PICKS, MAX_NARROW_PICKS, FEW_LAUNCHES, SECTOR_BYTES = 2048, 8, 1, 4, 32
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -115,6 +116,8 @@ class _Cutter:
         self.group, self.given, self.typing, self.layouts = group, inputs, typing, layouts
         # Whether outputs may be made by one formula, and how many parts those read.
         self.selects, self.picks = selects, 0
+        # How many of those may be of narrow elements.
+        self.most_narrow = MAX_NARROW_PICKS
         self.shapes = [item.shape for item in layouts]
         self.producers, self.offsets = group.producers(), group.value_offsets()
         self.builder = GroupBuilder(group.numerics)
@@ -303,12 +306,19 @@ class _Cutter:
         is_known = all(type(size) is int for size in shape) and ops.dtype_kind(dtype) in ops.OPS["where"].kinds
         if not is_known or strides[-1] != 1 or shape[-1] * dtype.itemsize > MAX_SELECTED_BYTES:
             return False
-        pieces = {stop - start for start, stop in itertools.pairwise(sorted({0, shape[-1], *self.cuts[value][-1]}))}
+        pieces = self._piece_sizes(value)[-1]
         begins_anywhere = any(piece * dtype.itemsize % SECTOR_BYTES for piece in pieces)
         return len(pieces) > 2 or (len(pieces) == 2 and begins_anywhere)
 
+    def _piece_sizes(self, value: int) -> list[set[int]]:
+        # Along each dimension.
+        cuts = zip(self.shapes[value], self.cuts[value], strict=True)
+        return [{stop - start for start, stop in itertools.pairwise(sorted({0, size, *own}))} for size, own in cuts]
+
     def _boxes(self, value: int) -> Iterator[Steps]:
         if self._is_selected(value):
+            is_quick = prod(map(len, self._piece_sizes(value))) <= FEW_LAUNCHES
+            self.most_narrow = MAX_NARROW_PICKS if is_quick else MAX_PICKS
             yield ()
             return
         shape = self.finer.get(value, self.shapes[value])
@@ -412,7 +422,7 @@ class _Cutter:
         desc, spec = self.given[value]
         self.picks += 1
         assert desc.dtype is not None, "it is a tensor"
-        if self.picks > (MAX_PICKS if desc.dtype.itemsize >= 4 else MAX_NARROW_PICKS):
+        if self.picks > (MAX_PICKS if desc.dtype.itemsize >= 4 else self.most_narrow):
             raise UnsupportedError("more parts than are worth one formula")
         # Each with an address of its own: of one there is one place.
         memory = self.builder.add_input(self.group.inputs[value].name)
