@@ -293,22 +293,23 @@ class _Cutter:
             raise _refuse(index, str(error)) from error
 
     def _is_selected(self, value: int) -> bool:
-        # Whether one formula makes an output: rows are short, and their pieces, of several sizes, which are as many
-        # launches, begin anywhere, or are many.
+        # Whether one formula makes an output: of pieces of rows that are more than a few launches, or that have several
+        # sizes in short rows, where they begin anywhere, or are many.
         dtype, (shape, strides) = self.typing.values[value], self.layouts[value][:2]
         on_gpu = any(desc.device is not None and desc.device.type == "cuda" for desc, _ in self.given)
-        if (
-            not (self.selects and on_gpu and shape and self.cuts[value][-1])
-            or value in self.finer
-            or dtype.itemsize < 2
-        ):
+        if not (self.selects and on_gpu and shape and self.cuts[value][-1]) or value in self.finer:
             return False
         is_known = all(type(size) is int for size in shape) and ops.dtype_kind(dtype) in ops.OPS["where"].kinds
-        if not is_known or strides[-1] != 1 or shape[-1] * dtype.itemsize > MAX_SELECTED_BYTES:
+        if not is_known or strides[-1] != 1 or dtype.itemsize < 2:
             return False
         pieces = self._piece_sizes(value)[-1]
         begins_anywhere = any(piece * dtype.itemsize % SECTOR_BYTES for piece in pieces)
-        return len(pieces) > 2 or (len(pieces) == 2 and begins_anywhere)
+        is_short = shape[-1] * dtype.itemsize <= MAX_SELECTED_BYTES
+        has_several = len(pieces) > 2 or (len(pieces) == 2 and begins_anywhere)
+        return (is_short and has_several) or self._count_launches(value) > FEW_LAUNCHES
+
+    def _count_launches(self, value: int) -> int:
+        return prod(map(len, self._piece_sizes(value)))
 
     def _piece_sizes(self, value: int) -> list[set[int]]:
         # Along each dimension.
@@ -317,8 +318,7 @@ class _Cutter:
 
     def _boxes(self, value: int) -> Iterator[Steps]:
         if self._is_selected(value):
-            is_quick = prod(map(len, self._piece_sizes(value))) <= FEW_LAUNCHES
-            self.most_narrow = MAX_NARROW_PICKS if is_quick else MAX_PICKS
+            self.most_narrow = MAX_NARROW_PICKS if self._count_launches(value) <= FEW_LAUNCHES else MAX_PICKS
             yield ()
             return
         shape = self.finer.get(value, self.shapes[value])

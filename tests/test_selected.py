@@ -96,8 +96,8 @@ def test_where_to_choose_takes_longer_pieces_are_written_apart() -> None:
         assert len(plans) == count
         assert not any(spec.group.picks for spec, _ in plans)
     # Nine pieces of nine shapes would be as many launches, of one side each four.
-    for sides, count in (([1, 2, 3, 1], 1), ([1, 1, 1, 1], 4)):
-        x, y = (draw(2, 3, 5, 7, dtype=torch.bfloat16) for _ in range(2))
+    for sides, width, count in (([1, 2, 3, 1], 7, 1), ([1, 1, 1, 1], 7, 4), ([1, 2, 3, 1], 2000, 1)):
+        x, y = (draw(2, 3, 5, width, dtype=torch.bfloat16) for _ in range(2))
         padded = lambda call, x, y, own=sides: call(ATEN.constant_pad_nd.default, call(ATEN.mul.Tensor, x, y), own)  # noqa: E731
         group, given = find_call(padded, (x, y))
         assert len(plan_texts(register(group), given, torch.device("cuda"))) == count

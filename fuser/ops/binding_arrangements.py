@@ -30,7 +30,7 @@ _ATEN = torch.ops.aten
 # torch takes instead read and write all elements again.
 MAX_PARTS = 16
 MAX_SIZES, MAX_SIZES_ON_GPU = 2, 4
-# Likewise of padded dimensions: corners are further parts.
+# Likewise of padded dimensions, but of bytes: corners are further parts.
 MAX_SIDES, MAX_SIDES_ON_GPU = 1, 2
 # As graphs write a slice that has no end.
 _END = (1 << 63) - 1
@@ -235,7 +235,7 @@ def _bind_pad(input: Any, pad: Any, value: Any = 0) -> OpCall | None:  # noqa: A
     if is_cropped and not sides:
         return OpCall(OPS["clone"].function, (cropped,))
     # With dimensions of one element left, the rest may lie in several formats.
-    most = MAX_SIDES_ON_GPU if known.is_cuda else MAX_SIDES
+    most = MAX_SIDES_ON_GPU if known.is_cuda and known.dtype.itemsize > 1 else MAX_SIDES
     if not 0 < len(sides) <= most or (is_cropped and known.dim() > 3 and min(sizes) < 2):
         return None
     made: Any = cropped
