@@ -306,6 +306,23 @@ def test_keywords_and_defaults_are_replayed(x: torch.Tensor) -> None:
     assert fused.launch((x, x, 2.0), None, None) is not None
 
 
+def test_a_wrapper_is_given_arguments_as_they_come(x: torch.Tensor) -> None:
+    def scaled(x: Any, bias: Any = 0.0, scale: Any = 1.0, *, out: Any = 2.0) -> Any:
+        return axpy(x, bias, alpha=scale) * out
+
+    @functools.wraps(scaled)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return scaled(*args, **{"scale": 3.0, **kwargs})
+
+    fused = fuser.fuse(wrapper)
+    assert [item.name for item in fused.graph_module.graph.find_nodes(op="placeholder")] == ["x"]
+    for _ in range(2):
+        for arguments, keywords in (((x,), {}), ((), {"bias": x, "x": x}), ((x, x), {"out": 1})):
+            assert torch.equal(fused(*arguments, **keywords), wrapper(*arguments, **keywords))
+    with pytest.raises(TypeError, match="multiple values for argument 'scale'"):
+        fused(x, x, 2.0)
+
+
 @pytest.mark.parametrize("function", [torch.log, max, axpy], ids=["torch", "builtin", "functor"])
 def test_what_has_no_python_code_is_refused(function: Any) -> None:
     with pytest.raises(TypeError, match="wrap it: lambda x"):

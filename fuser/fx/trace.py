@@ -97,11 +97,13 @@ class FusedFunction(Replayer, Generic[P, R]):
         self._own_binding: Binding = ((), ())
         # Whether records are to serve calls of other sizes.
         self.learns_sizes = True
-        self._signature = inspect.signature(function)
+        # What it wraps names the arguments of a wrapper, which is given them as they come: it may add some by name.
+        self._named = tuple(inspect.signature(function).parameters.values())
+        self._signature = inspect.signature(function, follow_wrapped=False)
         self._parameters = tuple(self._signature.parameters.values())
         variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         self._can_bind = all(parameter.kind not in variadic for parameter in self._parameters)
-        self._has_out = any(parameter.name == "out" for parameter in self._parameters)
+        self._has_out = any(parameter.name == "out" for parameter in self._named)
         self.__name__, self.__qualname__ = function.__name__, function.__qualname__
         functools.update_wrapper(self, function, updated=())
 
@@ -152,8 +154,10 @@ class FusedFunction(Replayer, Generic[P, R]):
             return (sized.made if sized else last[0]).traced.graph_module
         kinds: list[Any] = []
         leaves: list[Any] = []
-        for item in self._parameters:
+        for item in self._named:
             if item.default is not item.empty:
+                if not self._can_bind and item not in self._parameters:
+                    continue  # A wrapper, or what it wraps, fills it in.
                 (_, kind), found = sort_arguments((item.default,), {}, self.__name__)
                 kinds.append(kind)
                 leaves += found
@@ -220,7 +224,7 @@ class FusedFunction(Replayer, Generic[P, R]):
             self,
             args,
             kwargs,
-            names=names_by_position(self._parameters),
+            names=names_by_position(self._named),
             dynamic_shapes=dynamic_shapes,
             backward=backward,
             parameters=self._held_tensors(),
@@ -418,7 +422,7 @@ class FusedFunction(Replayer, Generic[P, R]):
         return None
 
     def _add_trace(self, key: Key, leaves: tuple[Any, ...] | None) -> Entry:
-        names = [item.name for item in self._parameters]
+        names = [item.name for item in self._named]
         traced = trace(self.function, self._call_by_position, key, leaves, names)
         mode = mode_of(leaves or ())
         has_parameters = any(map(requires_grad, find_held(traced.graph_module)))
