@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import dis
 import enum
 import linecache
 import pickle
@@ -1378,3 +1379,15 @@ def test_of_a_module_that_is_reached_by_name_no_other_name_is_read(x: torch.Tens
         assert torch.equal(fused(x), x * 5)
     finally:
         OUTER.inner.scale = 2.0
+
+
+def test_code_is_taken_apart_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Names found late have all be looked at again: of a large library many times, and this takes most of the time.
+    met: list[Any] = []
+    take_apart = dis.get_instructions
+    monkeypatch.setattr(dis, "get_instructions", lambda code: met.append(code) or take_apart(code))
+    late = types.SimpleNamespace(scale=lambda x: x * late.factor, factor=2.0)
+    guards = find_guards(lambda x: late.scale(x))
+    assert any(value == 2.0 for *_, value in guards.reads)
+    assert met
+    assert len(met) == len(set(met))

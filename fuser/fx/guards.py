@@ -8,7 +8,6 @@ attributes. What belongs to torch, to the standard library, to sympy or to fuser
 
 from __future__ import annotations
 
-import dis
 import functools
 import sys
 import types
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 
 from fuser.errors import TracingError
+from fuser.fx.code_reads import GLOBALS, IMPLIED, find_reads
 from fuser.fx.symbols import is_symbol
 from fuser.ops import has_global_hooks
 
@@ -55,24 +55,15 @@ _MODES: dict[str, Callable[[Any], Any]] = {
     # sets grad mode.
     **dict.fromkeys("no_grad enable_grad set_grad_enabled inference_mode autocast Function".split(), find_modes),
 }
-# Special methods that read all of an object, and the instructions that may call them; those that write or copy
+# Special methods that read all of an object, where instructions may call them (``IMPLIED``); those that write or copy
 # it have no say in what is computed.
 _SELDOM_CALLED = frozenset(
     "__new__ __init__ __post_init__ __eq__ __repr__ __hash__ __replace__ __setattr__ __delattr__ __del__ __getstate__ "
     "__setstate__ __reduce__ __reduce_ex__ __copy__ __deepcopy__ __sizeof__ __dir__ __init_subclass__ __set_name__ "
     "__subclasshook__ __class_getitem__".split()
 )
-_IMPLIED = {
-    "COMPARE_OP": ("__eq__",),
-    "CONTAINS_OP": ("__eq__", "__hash__"),
-    "BINARY_SUBSCR": ("__hash__",),
-    "FORMAT_VALUE": ("__repr__",),
-    "FORMAT_SIMPLE": ("__repr__",),
-    "CONVERT_VALUE": ("__repr__",),
-}
 # Sizes of torch's graphs are expressions of sympy, which do not change.
 _FOREIGN = sys.stdlib_module_names | {"torch", "fuser", "numpy", "sympy"}
-_LOADS = frozenset(("LOAD_ATTR", "LOAD_METHOD"))
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -184,10 +175,11 @@ def _is_same(now: Any, before: Any) -> bool:
 def find_guards(*roots: Any) -> Guards:
     """Return what functions (and whatever else is given) can read now."""
     names: set[str] = set()
+    instructions: dict[types.CodeType, list[Any]] = {}
     while True:
         # Code that is found late may name attributes of objects that were found early.
         count = len(names)
-        reader = _GuardFinder(names)
+        reader = _GuardFinder(names, instructions)
         for root in roots:
             reader.visit(root)
         reader.walk()
@@ -198,8 +190,10 @@ def find_guards(*roots: Any) -> Guards:
 class _GuardFinder:
     """Walks through what code can reach."""
 
-    def __init__(self, names: set[str]) -> None:
+    def __init__(self, names: set[str], instructions: dict[types.CodeType, list[Any]]) -> None:
         self.names = names
+        # Of each code as ``find_reads`` has them: to find them takes longer than all else.
+        self._instructions = instructions
         self._seen: dict[int, Any] = {}
         # What was seen and is not looked into yet. A stack of our own: what code reaches is deeper than Python's.
         self._waiting: list[Any] = []
@@ -288,20 +282,17 @@ class _GuardFinder:
             code = codes.pop()
             codes += [item for item in code.co_consts if isinstance(item, types.CodeType)]
             self.names.update(code.co_names)
-            path: list[str] = []
-            # From the end: what is read of a global comes behind it.
-            for instruction in reversed([*dis.get_instructions(code)]):
-                if instruction.opname == "EXTENDED_ARG":
-                    continue
-                rest, path = path, [instruction.argval, *path] if instruction.opname in _LOADS else []
-                if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"):
-                    self._read_global(function.__globals__, instruction.argval, rest)
-                elif instruction.opname == "IMPORT_NAME":
-                    self.visit(sys.modules.get(instruction.argval))
-                elif instruction.opname == "MATCH_SEQUENCE":
+            if code not in self._instructions:
+                self._instructions[code] = find_reads(code)
+            for operation, name, path in self._instructions[code]:
+                if operation in GLOBALS:
+                    self._read_global(function.__globals__, name, path)
+                elif operation == "IMPORT_NAME":
+                    self.visit(sys.modules.get(name))
+                elif operation == "MATCH_SEQUENCE":
                     self._matches_sequences = True
                 else:
-                    self.names.update(_IMPLIED.get(instruction.opname, ()))
+                    self.names.update(IMPLIED[operation])
 
     def _read_global(self, held: dict[str, Any], name: str, path: Sequence[str]) -> None:
         # ``path``: the attributes that are read of it there.
