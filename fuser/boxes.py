@@ -73,11 +73,15 @@ def cut_boxes(
     Raises:
         UnsupportedError: an arrangement cannot be part of a kernel; ``application`` says which.
     """
+    on_gpu = any(desc.device is not None and desc.device.type == "cuda" for desc, _ in inputs)
+    cutter = _Cutter(group, inputs, typing, layouts, may_select=on_gpu)
     try:
-        return _Cutter(group, inputs, typing, layouts, selects=True).cut()
+        return cutter.cut()
     except UnsupportedError:
+        if not cutter.has_selected:
+            raise
         # Boxes may do where one formula does not.
-        return _Cutter(group, inputs, typing, layouts, selects=False).cut()
+        return _Cutter(group, inputs, typing, layouts, may_select=False).cut()
 
 
 class _Known(Generic[K, V]):
@@ -111,13 +115,13 @@ class _Cutter:
         typing: Typing,
         layouts: Sequence[ValueLayout],
         *,
-        selects: bool,
+        may_select: bool,
     ) -> None:
         self.group, self.given, self.typing, self.layouts = group, inputs, typing, layouts
-        # Whether outputs may be made by one formula, and how many parts those read.
-        self.selects, self.picks = selects, 0
-        # How many of those may be of narrow elements.
-        self.most_narrow = MAX_NARROW_PICKS
+        # Whether outputs may be made by one formula, some are, and the one at hand is; how many parts those read, and
+        # how many that may be of narrow elements.
+        self.may_select, self.has_selected, self.is_selecting = may_select, False, False
+        self.picks, self.most_narrow = 0, MAX_NARROW_PICKS
         self.shapes = [item.shape for item in layouts]
         self.producers, self.offsets = group.producers(), group.value_offsets()
         self.builder = GroupBuilder(group.numerics)
@@ -296,8 +300,7 @@ class _Cutter:
         # Whether one formula makes an output: of pieces of rows that are more than a few launches, or that have several
         # sizes in short rows, where they begin anywhere, or are many.
         dtype, (shape, strides) = self.typing.values[value], self.layouts[value][:2]
-        on_gpu = any(desc.device is not None and desc.device.type == "cuda" for desc, _ in self.given)
-        if not (self.selects and on_gpu and shape and self.cuts[value][-1]) or value in self.finer:
+        if not (self.may_select and shape and self.cuts[value][-1]) or value in self.finer:
             return False
         is_known = all(type(size) is int for size in shape) and ops.dtype_kind(dtype) in ops.OPS["where"].kinds
         if not is_known or strides[-1] != 1 or dtype.itemsize < 2:
@@ -317,7 +320,9 @@ class _Cutter:
         return [{stop - start for start, stop in itertools.pairwise(sorted({0, size, *own}))} for size, own in cuts]
 
     def _boxes(self, value: int) -> Iterator[Steps]:
-        if self._is_selected(value):
+        self.is_selecting = self._is_selected(value)
+        if self.is_selecting:
+            self.has_selected = True
             self.most_narrow = MAX_NARROW_PICKS if self._count_launches(value) <= FEW_LAUNCHES else MAX_PICKS
             yield ()
             return
@@ -382,12 +387,11 @@ class _Cutter:
             found.append((number, self._whole_number(made, self.shapes[value][form[0]]), handle))
             start += self.shapes[value][form[0]]
         if is_pad:
-            number, count, handle = found.pop()
-            fill = self._fill(made, item.tensors[1], steps)
-            found += [(number, self._whole_number(made, 0), fill), (number, count, handle)]
-            handle = fill
+            # Before what is padded, and behind it.
+            handle = self._fill(made, item.tensors[1], steps)
+            found.insert(0, (found[0][0], self._whole_number(made, 0), handle))
         else:
-            handle = found.pop()[2]
+            *found, (_, _, handle) = found
         for number, count, part in reversed(found):
             is_before = self.builder.apply(ops.OPS["lt"].function, [number, count])[0]
             handle = self.builder.apply(ops.OPS["where"].function, [is_before, part, handle])[0]
@@ -425,8 +429,7 @@ class _Cutter:
         if self.picks > (MAX_PICKS if desc.dtype.itemsize >= 4 else self.most_narrow):
             raise UnsupportedError("more parts than are worth one formula")
         # Each with an address of its own: of one there is one place.
-        memory = self.builder.add_input(self.group.inputs[value].name)
-        self.inputs.append((value, desc._replace(shape=(), strides=()), spec))
+        memory = self._add_input(value, desc._replace(shape=(), strides=()), spec)
         numbers = [self._counter(follow(desc.shape, desc.strides, steps), spec.rank)]
         for where, count in bounds:
             numbers += [self._counter(where, spec.rank), self._counter(((), (), count), spec.rank)]
@@ -435,10 +438,13 @@ class _Cutter:
     def _input(self, value: int, desc: TensorDesc, spec: InputSpec) -> int:
         key = (value, (desc, spec))
         if key not in self.slots:
-            is_scalar = self.group.inputs[value].is_scalar and not spec.is_counter
-            self.slots[key] = self.builder.add_input(self.group.inputs[value].name, is_scalar=is_scalar)
-            self.inputs.append((value, desc, spec))
+            self.slots[key] = self._add_input(value, desc, spec)
         return self.slots[key]
+
+    def _add_input(self, value: int, desc: TensorDesc, spec: InputSpec) -> int:
+        is_scalar = self.group.inputs[value].is_scalar and not spec.is_counter
+        self.inputs.append((value, desc, spec))
+        return self.builder.add_input(self.group.inputs[value].name, is_scalar=is_scalar)
 
     def _number(self, item: Application, made: int, steps: Steps) -> int:
         # Those of the elements, or of a range.
@@ -481,7 +487,7 @@ class _Cutter:
                     handle = self._find(value, (("move", (form[0], start, self.shapes[made][form[0]])), *steps))
                     break
                 if first < start + size and last >= start:
-                    if not self.selects:
+                    if not self.is_selecting:
                         raise _refuse(index, "a view across what is put together")
                     handle = self._select(made, item, steps, (shape, strides, first))
                     break

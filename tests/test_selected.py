@@ -139,6 +139,15 @@ def test_functors_see_no_zeros_that_they_are_not_for(body: str, is_chosen: bool)
     assert [bool(spec.group.picks) for spec, _ in plans] == ([True] if is_chosen else [False] * 2)
 
 
+@pytest.mark.cpu
+def test_windows_across_parts_are_not_chosen_on_the_cpu() -> None:
+    fused = fuser.fuse(lambda x, y: torch.cat([x * 2, y]).unfold(0, 3, 1) + 1)
+    fuser.reset_stats()
+    x, y = draw(6), draw(7)
+    assert torch.equal(fused(x, y), fused.function(x, y))
+    assert not fuser.stats()["fallbacks"]
+
+
 ON_GPU: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "features": lambda x, y: torch.cat([x * 2, y + 1], -1),
     "of many parts": lambda x, y: torch.cat([x * 2, y, x + 1, y, x], -1),
