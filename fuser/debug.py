@@ -232,8 +232,10 @@ def explain(target: Any, *args: Any, **kwargs: Any) -> Explanation | CompiledExp
     module: Any = target.fused if isinstance(target, FusedModule) else target
     remarks: tuple[str, ...] = ()
     if isinstance(module, FusedFunction):
-        remarks = module.remarks_for(args, kwargs) if args or kwargs else ()
-        module, args = module.graph_for(args, kwargs) if args or kwargs else (module.graph_module, ())
+        if args or kwargs:
+            remarks, (module, args) = module.remarks_for(args, kwargs), module.graph_for(args, kwargs)
+        else:
+            module, args = module.graph_module, ()
     if not isinstance(module, fx.GraphModule):
         takes = "explain takes a fused function, functor, graph module or group"
         hint = "; fuser.fuse or torch.compile makes one of it" if callable(target) else ""

@@ -139,9 +139,9 @@ class ElementWriter:
             # The loop gives it.
             return lines + [f"out{slot} = v{values[0]};" for slot in self.storing if self.group.outputs[slot] in values]
         if function.is_read:
-            given = ", ".join(
-                f"v{value}" for value in application.tensors if function.op != "pick" or value == application.tensors[0]
-            )
+            # What says where a part is, the loop has looked at.
+            looked = application.tensors[:1] if function.op == "pick" else application.tensors
+            given = ", ".join(f"v{value}" for value in looked)
             return lines + self.result(
                 values[0], f"fuser_to_compute({_READERS[str(function.op)]}({given}))", is_apart=True
             )

@@ -237,18 +237,17 @@ def _take_pieces(loop: Loop) -> list[str]:
     first = {item.variable: f"fuser_to_compute({_vector(item)}[0])" for item in loop.inputs}
     declared, taken = list[str](), list[str]()
     for item in loop.pieces:
-        places = ", ".join(first[name] for name in item.piece)
         declared.append(f"fuser_vector<{item.info.storage}, {loop.vector}> {item.name}[{_unroll(loop)}];")
-        if item.is_part_of_whole:
-            place, *bounds = (first[name] for name in item.piece)
-            pairs = zip(bounds[::2], bounds[1::2], strict=True)
-            is_there = " && ".join(
-                ["at[u].left > 0", *(f"fuser_is_inside({number}, {count})" for number, count in pairs)]
-            )
-            taken.append(f"{item.name}[u] = fuser_pick({item.address}, {place}, {is_there});")
-            continue
-        taken.append(f"{item.name}[u] = fuser_take_piece<{loop.vector}>({item.address}, {places}, at[u].left);")
+        taken.append(f"{item.name}[u] = {_take_piece(loop, item, [first[name] for name in item.piece])};")
     return [*declared, *_each(loop, taken)]
+
+
+def _take_piece(loop: Loop, item: Operand, looked: list[str]) -> str:
+    if not item.is_part_of_whole:
+        return f"fuser_take_piece<{loop.vector}>({item.address}, {', '.join(looked)}, at[u].left)"
+    place, *bounds = looked
+    inside = [f"fuser_is_inside({number}, {count})" for number, count in zip(bounds[::2], bounds[1::2], strict=True)]
+    return f"fuser_pick({item.address}, {place}, {' && '.join(['at[u].left > 0', *inside])})"
 
 
 def _vector(item: Operand) -> str:
